@@ -1,0 +1,48 @@
+# Everything a newcomer needs: `make demo` and `make test`. Each target makes .venv by itself.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := proto common server client lab
+CODE := common server client lab tests benchmarks
+
+.PHONY: demo test test-slow lint format proto bench clean
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# A stamp per set of extras, so that a second `make` installs nothing.
+.venv/.demo: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[server,lab]'
+	@touch $@
+
+.venv/.dev: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[dev]'
+	@touch $@ .venv/.demo
+
+demo: .venv/.demo  ## a real server and ten real clients train together, about a minute
+	$(BIN)/fairfleet demo
+
+test: .venv/.dev  ## the tests, under ten minutes on two cores
+	$(BIN)/pytest -m 'not slow'
+
+test-slow: .venv/.dev  ## the tests that take minutes
+	$(BIN)/pytest -m slow
+
+lint: .venv/.dev
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy -p fairfleet
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+proto: .venv/.dev  ## generate the protobuf stubs anew from the .proto files
+	$(BIN)/python proto/generate.py
+
+bench: .venv/.dev
+	$(BIN)/python benchmarks/transport.py --clients 4 --params 1000000 --rounds 20 --json
+	$(BIN)/python benchmarks/transport.py --clients 4 --params 10000000 --rounds 8 --json
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
