@@ -1,0 +1,25 @@
+"""What clients say beside their updates. Both sides check it: a report with a NaN never reaches a rule."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
+
+
+class TrainReport(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    samples: NonNegativeInt
+    loss_before: FiniteFloat = Field(description="of the received model on the training data")
+    loss_after: FiniteFloat
+    steps: NonNegativeInt = Field(description="taken; fewer than planned is allowed")
+    learning_rate: FiniteFloat = Field(ge=0)
+    gradient_norm: FiniteFloat | None = Field(default=None, ge=0, description="at the received model, when asked for")
+    seconds: FiniteFloat = Field(default=0.0, ge=0)
+
+
+class Evaluation(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    samples: NonNegativeInt
+    loss: FiniteFloat
+    accuracy: float | None = Field(default=None, ge=0, le=1)
