@@ -15,6 +15,7 @@
     │   ├── NotKept               no longer, or not yet, to be had
     │   ├── OutOfOrder            not the chunk that follows
     │   └── Corrupted             bytes that do not match their checksum or digest
+    ├── TryLater              the same call may succeed in a while
     └── Bug                   our own
 
 A message says what was found, what was expected, and what to do. A value that came from a
@@ -87,6 +88,10 @@ class OutOfOrder(Refused):
 
 class Corrupted(Refused):
     status = grpc.StatusCode.DATA_LOSS
+
+
+class TryLater(FleetError):
+    status = grpc.StatusCode.UNAVAILABLE
 
 
 class Bug(FleetError):
