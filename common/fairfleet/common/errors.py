@@ -15,6 +15,7 @@
     │   ├── NotKept               no longer, or not yet, to be had
     │   ├── OutOfOrder            not the chunk that follows
     │   └── Corrupted             bytes that do not match their checksum or digest
+    ├── TaskFailed            the task on this client: training diverged, data that do not fit the model
     └── Bug                   our own
 
 A message says what was found, what was expected, and what to do. A value that came from a
@@ -87,6 +88,10 @@ class OutOfOrder(Refused):
 
 class Corrupted(Refused):
     status = grpc.StatusCode.DATA_LOSS
+
+
+class TaskFailed(FleetError):
+    pass
 
 
 class Bug(FleetError):

@@ -41,7 +41,11 @@ class Plan(BaseModel):
 
     def steps_for(self, samples: int) -> int:
         """How many solver steps this plan means for a client with so many samples."""
-        if self.steps:
-            return self.steps
-        batch = min(self.batch_size or samples, samples)
-        return self.epochs * -(-samples // batch) if samples else 0
+        return self.steps or self.epochs * self.batches_in_epoch(samples)
+
+    def batches_in_epoch(self, samples: int) -> int:
+        """A last batch of a single sample joins the one before it: batch normalisation cannot train on one."""
+        if not samples:
+            return 0
+        whole, rest = divmod(samples, min(self.batch_size or samples, samples))
+        return whole + (rest > 1)
