@@ -103,7 +103,8 @@ def _samples(kind: str, pair: tuple[ArrayLike, ArrayLike], classes: int) -> Samp
 
 def _logits(model: Model, features: NDArray[np.float32]) -> NDArray[Any]:
     named = model.named()
-    return features @ named["linear.weight"].T + named["linear.bias"]
+    logits: NDArray[Any] = features @ named["linear.weight"].T + named["linear.bias"]
+    return logits
 
 
 def _loss_and_gradient(model: Model, samples: Samples) -> tuple[float, Vector]:

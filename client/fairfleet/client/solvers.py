@@ -42,7 +42,8 @@ class Adam:
         self.square = self.square_decay * self.square + (1 - self.square_decay) * gradient**2
         mean = self.mean / (1 - self.mean_decay**self.steps)
         square = self.square / (1 - self.square_decay**self.steps)
-        return mean / (np.sqrt(square) + np.float32(self.epsilon))
+        direction: Vector = mean / (np.sqrt(square) + np.float32(self.epsilon))
+        return direction
 
 
 class Descent:
