@@ -66,24 +66,18 @@ def test_it_is_a_task() -> None:
 
 
 def test_the_same_plan_and_model_give_the_same_result_to_the_bit() -> None:
-    """Dropout and batch order included, whatever was trained in between."""
+    """Dropout and batch order included, whatever was trained or drawn in between."""
     once = task(normalised)
     received = once.initial_model().named()
     job = Job(Plan(epochs=2, batch_size=8, momentum=0.9, seed=5))
     first = once.train(received, job)
     once.train(received, Job(Plan(epochs=3, seed=6)))
+    torch.rand(7)  # others draw as well
     again = once.train(received, job)
     assert same(first.arrays, again.arrays)
     assert first.report.loss_after == again.report.loss_after
     other = once.train(received, Job(Plan(epochs=2, batch_size=8, momentum=0.9, seed=7)))
     assert not same(first.arrays, other.arrays)
-
-
-def test_the_seed_of_the_plan_also_decides_dropout() -> None:
-    once = task(normalised)
-    received = once.initial_model().named()
-    ends = [once.train(received, Job(Plan(epochs=1, batch_size=0, seed=seed))).arrays for seed in (1, 2)]
-    assert np.abs(ends[0]["4.weight"] - ends[1]["4.weight"]).max() > 1e-4  # one full batch: only dropout differs
 
 
 def test_training_leaves_the_random_state_of_others_alone() -> None:
