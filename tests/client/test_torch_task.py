@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
-
 from fairfleet.client.task import Abandoned, Job, Task
 from fairfleet.client.torch import TorchTask
 from fairfleet.common.errors import BadRequest, TaskFailed, UsageError
 from fairfleet.common.plan import Plan
 from fairfleet.common.tensors import Arrays, Section
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 torch.set_num_threads(1)  # on a busy machine the threads of small models wait for each other for seconds
 
@@ -330,7 +329,7 @@ def test_module_and_data_are_built_once_and_nothing_is_built_before_the_device_i
     once = task(counted, device="auto")
     once.use_device("cpu")
     assert (built, once.device) == (0, "cpu")
-    received = task().initial_model().named()
+    received = once.initial_model().named()
     for _ in range(3):
         once.train(received, Job(Plan()))
         once.evaluate(received)

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
-
 from fairfleet.common.plan import Plan
+from numpy.typing import NDArray
 
 Indices = NDArray[np.intp]
 

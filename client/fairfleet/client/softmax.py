@@ -11,14 +11,13 @@ import time
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from fairfleet.client.batches import batches
 from fairfleet.client.solvers import Descent
 from fairfleet.client.task import Job, Trained
 from fairfleet.common.errors import TaskFailed, UsageError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model, Vector
+from numpy.typing import ArrayLike, NDArray
 
 
 class Samples(NamedTuple):

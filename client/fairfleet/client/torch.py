@@ -15,10 +15,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.utils.data import default_collate
-
 from fairfleet.client.batches import Indices, batches, in_order
 from fairfleet.client.task import Job, Trained
 from fairfleet.client.torch_data import Batch, Collate, Data, Samples, samples_of
@@ -26,6 +22,9 @@ from fairfleet.common.errors import TaskFailed, UsageError
 from fairfleet.common.plan import Plan
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model, Signature
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 MEASURE_BATCH = 512  # samples per forward pass where nothing is trained; has no say in the result
 
@@ -66,6 +65,7 @@ class TorchTask:
         if isinstance(model, nn.Module) or not callable(model):
             raise UsageError(f"TorchTask needs a function that builds the model; found a {type(model).__name__}")
         self._build, self._loss, self._accuracy = model, loss, accuracy
+        self._overwritten = False  # whether the module we keep has held a received model
         self._train = samples_of("training", train, collate)
         self._test = samples_of("test", test, collate) if test is not None else None
         self.train_samples = len(self._train)
@@ -80,8 +80,7 @@ class TorchTask:
         self.device = str(self._device)
 
     def initial_model(self) -> Model:
-        # built anew: the module that is kept may have been trained since
-        return _as_model(self._new_module())
+        return _as_model(self._new_module() if self._overwritten else self._module)
 
     def train(self, model: Arrays, job: Job) -> Trained:
         started = time.perf_counter()
@@ -120,7 +119,7 @@ class TorchTask:
 
     @cached_property
     def _module(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):  # what it draws is overwritten by the model received
+        with torch.random.fork_rng(devices=[]):  # those who draw after us draw as if we had not
             return self._new_module()
 
     @cached_property
@@ -138,6 +137,7 @@ class TorchTask:
     def _received(self, model: Arrays) -> nn.Module:
         staged = Model.empty(self._signature)
         staged.assign(model)  # checks names and shapes, and makes arrays that torch may write to
+        self._overwritten = True
         module, arrays = self._module.to(self._device), staged.named()
         parameters, buffers = _parameters_and_buffers(module)
         with torch.no_grad():

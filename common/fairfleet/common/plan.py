@@ -35,7 +35,7 @@ class Plan(BaseModel):
         return self
 
     def for_client(self, client: str, round_number: int) -> Plan:
-        """The same plan with batches of its own: no two clients or rounds draw alike, and a repeat draws the same."""
+        """The same plan with batches of its own: another client or round draws others, a repeat draws the same."""
         mixed = hashlib.sha256(f"{self.seed}/{round_number}/{client}".encode()).digest()
         return self.model_copy(update={"seed": int.from_bytes(mixed[:8], "big")})
 
