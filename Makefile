@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := proto common server client lab
-CODE := common server client lab tests benchmarks
+CODE := proto common server client lab tests benchmarks
 
 .PHONY: demo test test-slow lint format proto bench clean
 
@@ -31,7 +31,7 @@ test-slow: .venv/.dev  ## the tests that take minutes
 lint: .venv/.dev
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
-	$(BIN)/mypy -p fairfleet
+	$(BIN)/mypy $(SOURCES:%=-p fairfleet.%)
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix $(CODE)

@@ -18,6 +18,8 @@ from fairfleet.common.plan import Plan
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model
 
+Progress = Callable[[int, int, float], None]  # steps done, steps planned, loss of the last step
+
 
 class Abandoned(Exception):
     """Raised out of `Job.progress` when the result is no longer wanted. A task lets it pass."""
@@ -29,8 +31,7 @@ class Job:
 
     plan: Plan
     want_gradient_norm: bool = False
-    # (steps done, steps planned, loss of the last step), to be called after each step; may raise Abandoned
-    progress: Callable[[int, int, float], None] = lambda done, planned, loss: None
+    progress: Progress = lambda done, planned, loss: None  # to be called after each step; may raise Abandoned
 
 
 @dataclass(frozen=True)

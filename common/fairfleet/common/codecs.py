@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-
 from fairfleet.common.errors import BadRequest, WrongState, short
 from fairfleet.common.tensors import Vector
 

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import numpy as np
-from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
-from xxhash import xxh3_128_digest
-
 from fairfleet.common.codecs import CHUNK_BYTES, RAW32, Codec
 from fairfleet.common.errors import BadRequest, Corrupted, OutOfOrder
 from fairfleet.common.tensors import Model, Section, Vector
 from fairfleet.proto.v1.model_pb2 import Chunk
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from xxhash import xxh3_128_digest
 
 COUNTERS_PER_CHUNK = CHUNK_BYTES // 8
 _DIGESTED = struct.Struct("<QBQI16s")  # offset, section, first element, elements, checksum
@@ -155,7 +154,7 @@ class Decoder:
         if xxh3_128_digest(data) != chunk.checksum:
             raise Corrupted(f"{where} does not match its checksum; send it again")
         self._skip_full_sections()
-        if chunk.section != self._section or chunk.first_element != self._element:
+        if int(chunk.section) != int(self._section) or chunk.first_element != self._element:
             raise BadRequest(
                 f"{where} begins at element {chunk.first_element} of section {chunk.section}; "
                 f"expected element {self._element} of {self._section.name.lower()} ({int(self._section)})"

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fairfleet.common.errors import BadRequest, UsageError, short
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-
-from fairfleet.common.errors import BadRequest, UsageError, short
 
 Vector = NDArray[np.float32]
 Counters = NDArray[np.int64]
@@ -149,11 +148,13 @@ class Model:
         return model
 
     def vector(self, section: Section) -> NDArray[Any]:
-        return {
-            Section.PARAMETERS: self.parameters,
-            Section.BUFFERS: self.buffers,
-            Section.COUNTERS: self.counters,
-        }[section]
+        match section:
+            case Section.PARAMETERS:
+                return self.parameters
+            case Section.BUFFERS:
+                return self.buffers
+            case Section.COUNTERS:
+                return self.counters
 
     def named(self) -> dict[str, NDArray[Any]]:
         """Every tensor by name, as a view."""

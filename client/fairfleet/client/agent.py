@@ -1,0 +1,267 @@
+"""The client process: asks for a task, does it, sends the result, asks again. Model and data stay loaded.
+
+The main thread trains and transfers; while it trains, a second one sends heartbeats.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from fairfleet.client.link import Link, Stopped, pauses
+from fairfleet.client.spool import Spool, Spooled
+from fairfleet.client.task import Abandoned, Job, Progress, Task
+from fairfleet.common import wire
+from fairfleet.common.codecs import CODECS, RAW32
+from fairfleet.common.errors import (
+    BadRequest,
+    ContestedIdentity,
+    Corrupted,
+    FleetError,
+    NotKept,
+    OutOfOrder,
+    Revoked,
+    Superseded,
+    WrongState,
+)
+from fairfleet.common.stream import Decoder
+from fairfleet.common.tensors import Model
+from fairfleet.proto.v1 import fleet_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+FAILURES_IN_A_ROW = 3  # of the task: then it is broken, and a person must look
+DAMAGED_UPLOADS = 3  # in the server's eyes: then it is the spool that is damaged
+
+FINAL = (Superseded, ContestedIdentity, Revoked)
+
+
+class Agent:
+    def __init__(self, name: str, task: Task, server: str, folder: Path) -> None:
+        self.task = task
+        self._spool = Spool(folder)
+        self._own = task.initial_model().signature
+        self._link = Link(
+            server,
+            pb.JoinRequest(
+                client=name,
+                instance=secrets.token_hex(8),
+                protocol_version=wire.PROTOCOL_VERSION,
+                codecs=list(CODECS),
+                device=task.device,
+                train_samples=task.train_samples,
+                test_samples=task.test_samples,
+                signature=wire.signature_out(self._own),
+            ),
+        )
+        self._model: Model | None = None  # as received, in the server's tensor order
+        self._trained: Model | None = None
+        self._version: tuple[int, bytes] | None = None  # and digest, of self._model
+        self._failures = 0
+
+    def stop(self) -> None:
+        """May be called from a signal handler: `run` then leaves politely and returns."""
+        self._link.stop()
+
+    def run(self) -> str:
+        """Takes part until the federation is finished; says why it ended."""
+        reason = "stopped"
+        try:
+            while True:
+                response = self._link.next_task()
+                match response.WhichOneof("task"):
+                    case "train":
+                        self._attempt(response.train)
+                    case "evaluate":
+                        self._evaluate(response.evaluate)
+                    case "finished":
+                        reason = response.finished.reason
+                        return reason
+                    case _:
+                        self._link.wait(response.wait.retry_after_seconds)
+        except Stopped:
+            return reason
+        finally:
+            self._link.leave(reason)
+
+    # ---- training ------------------------------------------------------------------------------
+
+    def _attempt(self, asked: pb.TrainTask) -> None:
+        """A task that fails is given up: the round goes on without us, and we ask for the next."""
+        id = asked.id
+        try:
+            self._train(asked)
+            self._failures = 0
+        except (NotKept, WrongState) as error:
+            log.info("%s is no longer wanted: %s", id, error)
+        except Abandoned:
+            if self._link.stopped:
+                raise Stopped from None
+            log.info("%s was abandoned: the round went on without it", id)
+        except (Stopped, *FINAL):
+            raise
+        except Exception as error:  # the task is a stranger's code: whatever it raises is its failure
+            self._failures += 1
+            log.exception("%s failed", id)
+            self._spool.clear()
+            self._link.heartbeat(task=id, failure=f"{type(error).__name__}: {error}"[:300])
+            if self._failures >= FAILURES_IN_A_ROW:
+                raise FleetError(
+                    f"the task failed {self._failures} times in a row, the last time with "
+                    f"{type(error).__name__}: {error}. Mend it and start this client again."
+                ) from error
+
+    def _train(self, asked: pb.TrainTask) -> None:
+        federation, digest = self._link.joined.federation, asked.model.digest.hex()
+        spooled = self._spool.find(federation, asked.round, digest)
+        if spooled is None:
+            self._fetch(asked.model)
+            with Heartbeat(self._link, asked.id) as heartbeat:
+                spooled = self._make_update(asked, heartbeat.progress, federation)
+        self._upload(spooled)
+
+    def _make_update(self, asked: pb.TrainTask, progress: Progress, federation: str) -> Spooled:
+        assert self._model is not None
+        assert self._trained is not None
+        began = time.perf_counter()
+        job = Job(wire.plan_in(asked.plan), asked.report_gradient_norm, progress)
+        trained = self.task.train(self._model.named(), job)
+        self._trained.assign(trained.arrays)
+        check_finite(self._trained)
+        return self._spool.write(
+            self._model,
+            self._trained,
+            trained.report.model_copy(update={"seconds": time.perf_counter() - began}),
+            federation=federation,
+            round=asked.round,
+            model_digest=asked.model.digest.hex(),
+            codec=asked.codec,
+        )
+
+    def _upload(self, spooled: Spooled) -> None:
+        """Sends what the server has not got yet, however often the link breaks, until there is a receipt."""
+        damaged = 0
+        for pause in pauses():
+            opened = self._link.open_upload(
+                round=spooled.round,
+                model_digest=bytes.fromhex(spooled.model_digest),
+                codec=spooled.codec,
+                size_bytes=spooled.size_bytes,
+                digest=bytes.fromhex(spooled.digest),
+                report=wire.report_out(spooled.report),
+            )
+            try:
+                rest = self._spool.messages_from(opened.offset_bytes)
+                receipt = opened.receipt if opened.HasField("receipt") else self._link.send(opened.upload, rest)
+            except (Corrupted, OutOfOrder):
+                damaged += 1
+                if damaged == DAMAGED_UPLOADS:
+                    raise
+                receipt = None
+            if receipt is not None:
+                self._spool.clear()
+                if receipt.outcome != pb.OUTCOME_COUNTED:
+                    log.info("the update for round %d does not count: %s", spooled.round, receipt.reason)
+                return
+            self._link.wait(pause)
+
+    # ---- evaluating ----------------------------------------------------------------------------
+
+    def _evaluate(self, asked: pb.EvaluateTask) -> None:
+        try:
+            self._fetch(asked.model)
+        except NotKept as error:
+            log.info("%s is no longer wanted: %s", asked.id, error)
+            return
+        assert self._model is not None
+        version = asked.model.version
+        try:
+            with Heartbeat(self._link, asked.id):
+                evaluation = self.task.evaluate(self._model.named())
+        except Exception as error:  # a stranger's code
+            log.exception("%s failed", asked.id)
+            self._link.report_evaluation(version=version, failure=f"{type(error).__name__}: {error}"[:300])
+            return
+        self._link.report_evaluation(version=version, evaluation=wire.evaluation_out(evaluation))
+
+    # ---- the model -----------------------------------------------------------------------------
+
+    def _fetch(self, wanted: pb.ModelRef) -> None:
+        """Makes self._model the wanted version, downloading only what is not here yet."""
+        if self._version == (wanted.version, wanted.digest):
+            return
+        model = self._memory()
+        self._version = None
+        decoder = Decoder(model, RAW32)
+
+        def receive(session: str) -> None:
+            for message in self._link.fetch(wanted.version, decoder.offset_bytes, session):
+                decoder.take(message)
+
+        self._link.repeat(receive)
+        decoder.finish(wanted.digest)
+        self._version = (wanted.version, wanted.digest)
+
+    def _memory(self) -> Model:
+        """The received model's memory, writable for the download only: tasks get read-only views."""
+        if self._model is None:
+            signature = wire.signature_in(self._link.joined.signature)
+            difference = signature.difference(self._own)
+            if difference:
+                raise BadRequest(f"this task's model is not the federation's: {difference}")
+            self._model, self._trained = Model.empty(signature), Model.empty(signature)
+        return self._model
+
+
+class Heartbeat:
+    """While the task is at work: renews the lease, carries the live loss, hears whether to go on."""
+
+    def __init__(self, link: Link, task: str) -> None:
+        self._link = link
+        self._task = task
+        self._done = threading.Event()
+        self._abandon = False
+        self._error: Exception | None = None
+        self._latest = (0, 0, 0.0)
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+
+    def progress(self, done: int, planned: int, loss: float) -> None:
+        self._latest = (done, planned, loss)
+        if self._error is not None:
+            raise self._error
+        if self._abandon or self._link.stopped:
+            raise Abandoned
+
+    def _beat(self) -> None:
+        pause = min(1.0, self._link.joined.heartbeat_seconds)  # the first comes soon: people like to see life
+        while not self._done.wait(pause):
+            done, planned, loss = self._latest
+            try:
+                answer = self._link.heartbeat(task=self._task, steps_done=done, steps_planned=planned, loss=loss)
+                self._abandon = answer.abandon
+            except Stopped:
+                return
+            except FleetError as error:
+                self._error = error
+                return
+            pause = self._link.joined.heartbeat_seconds
+
+
+def check_finite(model: Model) -> None:
+    for name, array in model.named().items():
+        if not np.isfinite(array.sum(dtype=np.float64)):
+            raise BadRequest(
+                f"after training, tensor {name} has values that are not finite; lower the learning rate or look for a "
+                "division by zero in the task"
+            )

@@ -1,0 +1,82 @@
+"""`fairfleet client` and `fairfleet init`."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from fairfleet.client.agent import Agent
+from fairfleet.client.settings import ClientSettings
+from fairfleet.client.task import Task, load_task
+from fairfleet.common import logs
+from fairfleet.common.errors import UsageError
+from fairfleet.common.settings import read_settings
+from fairfleet.common.tensors import Section
+
+TaskOption = Annotated[str | None, typer.Option(help="module:name of a Task, or of a function that makes one.")]
+Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="name=value for that function.")]
+
+
+def client(
+    task: TaskOption = None,
+    server: Annotated[str | None, typer.Option(help="host:port of the server.")] = None,
+    name: Annotated[str | None, typer.Option(help="This client's identity; default: the host name.")] = None,
+    option: Options = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Where unsent updates are kept.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file with settings.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
+) -> None:
+    """Take part in a federation with this machine's data. Data never leaves the machine.
+
+    Examples:
+
+      fairfleet client --server fleet.example:8440 --task my_task:task
+
+      fairfleet client --task fairfleet.lab.digits:softmax -o shard=3 --name client-3
+    """
+    logs.set_up(verbose)
+    flags = {"task": task, "server": server, "name": name, "state_dir": state_dir, "device": device}
+    given: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
+    if option:
+        given["options"] = dict(_pair(text) for text in option)
+    settings = read_settings(ClientSettings, config, given)
+    agent = Agent(settings.name, _task(settings), settings.server, settings.state_dir / settings.name)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.stop())
+    print(f"{settings.name}: {agent.run()}")
+
+
+def init(
+    task: Annotated[str, typer.Option(help="module:name of a Task, or of a function that makes one.")],
+    output: Annotated[Path, typer.Option("--output", help="The file to write.")] = Path("model.safetensors"),
+    option: Options = None,
+) -> None:
+    """Write a task's untrained model to a .safetensors file, for `fairfleet server --model`.
+
+    Example:
+
+      fairfleet init --task my_task:task --output model.safetensors
+    """
+    if output.exists():
+        raise UsageError(f"{output} exists already; remove it or give another --output")
+    model = load_task(task, dict(_pair(text) for text in option or ())).initial_model()
+    model.save(output)
+    parameters = model.signature.size(Section.PARAMETERS)
+    print(f"{output}: {len(model.signature.tensors)} tensors, {parameters:,} parameters")
+
+
+def _task(settings: ClientSettings) -> Task:
+    task = load_task(settings.task, settings.options)
+    if use_device := getattr(task, "use_device", None):
+        use_device(settings.device)
+    return task
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise UsageError(f"--option {text!r} is not of the form name=value, for example shard=3")
+    return name, value

@@ -1,0 +1,206 @@
+"""The client's link to its server: one session, joined anew when it must be, calls repeated while that is worth it.
+
+Restarts of the server, changed addresses, refused connections and half-open links end here: above,
+a call either answers or fails for good. Safe to use from the training and the heartbeat thread at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import grpc
+from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
+from fairfleet.common.keepalive import CLIENT_OPTIONS
+from fairfleet.common.wire import UPLOAD_METADATA
+from fairfleet.proto.v1 import fleet_pb2 as pb
+from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 2.0  # a server that comes back finds its whole fleet again within seconds
+CALL_SECONDS = 15.0  # for calls that the server answers at once
+POLL_SECONDS = 45.0  # for NextTask, which it holds for up to 30 s
+FAILURES_BEFORE_NEW_CHANNEL = 3  # a channel can cling to an address that is gone
+SERVER_BUGS_TOLERATED = 8
+
+
+class Stopped(Exception):
+    """The person or the system asked this client to stop."""
+
+
+def pauses() -> Iterator[float]:
+    """Exponential backoff with full jitter, so that a thousand clients do not come back all at once."""
+    longest = FIRST_PAUSE_SECONDS
+    while True:
+        yield random.uniform(0.05, longest)  # not a secret
+        longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
+
+
+class Link:
+    def __init__(self, address: str, join: pb.JoinRequest) -> None:
+        self.address = address
+        self.joined = pb.JoinResponse()  # the newest answer to Join
+        self._join_request = join
+        self._join_lock = threading.Lock()
+        self._stop = threading.Event()
+        self._calls: set[Any] = set()  # under way, to be cancelled by `stop`
+        self._failures = 0
+        self._connect()
+
+    def _connect(self) -> None:
+        self._channel = grpc.insecure_channel(self.address, options=CLIENT_OPTIONS)
+        self._stub = FleetStub(self._channel)
+        # The data plane carries messages as the bytes they are: they are spooled and checked as such.
+        self._fetch: Any = self._channel.unary_stream(
+            "/fairfleet.v1.Fleet/FetchModel", pb.FetchModelRequest.SerializeToString, None
+        )
+        self._send: Any = self._channel.stream_unary(
+            "/fairfleet.v1.Fleet/SendUpload", None, pb.SendUploadResponse.FromString
+        )
+
+    # ---- stopping ------------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Ends every call under way with Stopped. May be called from a signal handler."""
+        self._stop.set()
+        # In a thread of its own: the interrupted main thread may hold a lock of gRPC's.
+        threading.Thread(target=self._cancel_calls, daemon=True).start()
+
+    def _cancel_calls(self) -> None:
+        for call in list(self._calls):
+            call.cancel()
+
+    def leave(self, reason: str) -> None:
+        """Best effort: a server that is gone need not hear it."""
+        try:
+            if self.joined.session:
+                self._stub.Leave(pb.LeaveRequest(session=self.joined.session, reason=reason), timeout=2)
+        except grpc.RpcError as error:
+            log.debug("could not say goodbye: %s", error)
+        self._channel.close()
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    def join(self) -> pb.JoinResponse:
+        return self.repeat(lambda session: self.joined)
+
+    def next_task(self) -> pb.NextTaskResponse:
+        answer: pb.NextTaskResponse = self._unary("NextTask", pb.NextTaskRequest, POLL_SECONDS)
+        return answer
+
+    def open_upload(self, **fields: Any) -> pb.OpenUploadResponse:
+        answer: pb.OpenUploadResponse = self._unary("OpenUpload", pb.OpenUploadRequest, CALL_SECONDS, **fields)
+        return answer
+
+    def report_evaluation(self, **fields: Any) -> None:
+        self._unary("ReportEvaluation", pb.ReportEvaluationRequest, CALL_SECONDS, **fields)
+
+    def heartbeat(self, **fields: Any) -> pb.HeartbeatResponse:
+        answer: pb.HeartbeatResponse = self._unary("Heartbeat", pb.HeartbeatRequest, CALL_SECONDS, **fields)
+        return answer
+
+    def _unary(self, method: str, make: Callable[..., Any], seconds: float, **fields: Any) -> Any:
+        def call(session: str) -> Any:
+            request = make(session=session, **fields)
+            return self._under_way(getattr(self._stub, method).future(request, timeout=seconds)).result()
+
+        return self.repeat(call)
+
+    def fetch(self, version: int, offset_bytes: int, session: str) -> Iterable[bytes]:
+        """One try at a model; to be called inside `repeat`."""
+        request = pb.FetchModelRequest(session=session, version=version, offset_bytes=offset_bytes)
+        call: Iterable[bytes] = self._under_way(self._fetch(request))
+        return call
+
+    def send(self, upload: bytes, messages: Iterator[bytes]) -> pb.Receipt | None:
+        """One try at an upload; None when the stream broke: open it again to learn where to go on."""
+        call = self._under_way(self._send.future(messages, metadata=((UPLOAD_METADATA, upload),)))
+        try:
+            response: pb.SendUploadResponse = call.result()
+            return response.receipt
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            code = self._code(error)
+            if code is not grpc.StatusCode.FAILED_PRECONDITION:  # which says: not open (any more)
+                self._raise_if_final(error, code, 0)
+            log.info("the upload broke off: %s", _in_words(error, code))
+            return None
+
+    def _under_way(self, call: Any) -> Any:
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        if self.stopped:
+            call.cancel()
+        return call
+
+    # ---- repeating -----------------------------------------------------------------------------
+
+    def repeat(self, call: Callable[[str], T]) -> T:
+        """Calls with the current session until it answers, or fails in a way that no repetition mends."""
+        bugs = 0
+        for pause in pauses():
+            try:
+                answer = call(self._session())
+                self._failures = 0
+                return answer
+            except (grpc.RpcError, grpc.FutureCancelledError) as error:
+                code = self._code(error)
+                bugs += code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+                self._raise_if_final(error, code, bugs)
+                log.info("server %s: %s; trying again in %.1f s", self.address, _in_words(error, code), pause)
+            self.wait(pause)
+        raise AssertionError("pauses never end")  # pragma: no cover
+
+    def wait(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise Stopped
+
+    def _code(self, error: Exception) -> grpc.StatusCode:
+        if self.stopped:
+            raise Stopped from None
+        return error.code() if isinstance(error, grpc.RpcError) else grpc.StatusCode.CANCELLED
+
+    def _raise_if_final(self, error: Exception, code: grpc.StatusCode, bugs: int) -> None:
+        final = refusal(code, _details(error))
+        if isinstance(final, SessionUnknown):
+            self.joined = pb.JoinResponse()
+        elif final is not None:
+            raise final from None
+        elif bugs > SERVER_BUGS_TOLERATED:
+            raise Refused(f"server {self.address} failed {bugs} times in a row: {_details(error)}") from None
+        else:
+            self._failures += 1
+            if self._failures % FAILURES_BEFORE_NEW_CHANNEL == 0:
+                self._reconnect()
+
+    def _reconnect(self) -> None:
+        with self._join_lock:
+            old = self._channel
+            self._connect()
+            old.close()
+
+    def _session(self) -> str:
+        """The session to call with, joined if there is none."""
+        with self._join_lock:
+            if not self.joined.session:
+                call = self._under_way(self._stub.Join.future(self._join_request, timeout=CALL_SECONDS))
+                self.joined = call.result()
+                log.info("joined %s at %s", self.joined.federation, self.address)
+            return self.joined.session
+
+
+def _details(error: Exception) -> str:
+    return (error.details() or "no details") if isinstance(error, grpc.RpcError) else str(error)
+
+
+def _in_words(error: Exception, code: grpc.StatusCode) -> str:
+    return f"{code.name.lower()} ({short(_details(error), 160)})"

@@ -1,0 +1,35 @@
+"""Everything a client can be told, with its defaults."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+from fairfleet.common.settings import Settings
+from pydantic import Field, field_validator
+
+
+def host_name() -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64] or "client"
+
+
+def default_state_dir() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local" / "state")) / "fairfleet"
+
+
+class ClientSettings(Settings):
+    server: str = Field(default="127.0.0.1:8440", description="host:port")
+    name: str = Field(default_factory=host_name, pattern=r"^[A-Za-z0-9._-]{1,64}$", description="the identity")
+    task: str = Field(description="module:name of a Task, or of a function that makes one")
+    options: dict[str, str] = Field(default={}, description="for the function that makes the task")
+    state_dir: Path = Field(default_factory=default_state_dir, description="for updates that are not sent yet")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps; for tasks that can choose")
+
+    @field_validator("server")
+    @classmethod
+    def _host_and_port(cls, server: str) -> str:
+        if not re.fullmatch(r".+:\d{1,5}", server):
+            raise ValueError("must be host:port, for example fleet.example:8440")
+        return server

@@ -1,0 +1,86 @@
+"""The encoded update on the client's own disk, between training and the server's receipt.
+
+A stochastic codec would encode differently the next time, so a client that restarts in mid-upload
+must send the very same bytes. The files are not fsynced: after a power cut the digest tells a
+damaged spool, and the client trains again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fairfleet.common.codecs import codec_named
+from fairfleet.common.reports import TrainReport
+from fairfleet.common.stream import encode, read_records, update_pieces, write_record
+from fairfleet.common.tensors import Model
+from fairfleet.proto.v1.model_pb2 import Chunk
+
+
+@dataclass(frozen=True)
+class Spooled:
+    federation: str
+    round: int
+    model_digest: str  # hex
+    codec: str
+    digest: str  # hex
+    size_bytes: int
+    report: TrainReport
+
+
+class Spool:
+    """At most one update: the one that the server has not acknowledged yet."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._chunks = folder / "update.chunks"
+        self._header = folder / "update.json"
+
+    def write(
+        self,
+        received: Model,
+        trained: Model,
+        report: TrainReport,
+        *,
+        federation: str,
+        round: int,
+        model_digest: str,
+        codec: str,
+    ) -> Spooled:
+        self.clear()
+        with open(self._chunks, "wb", buffering=0) as file:
+            encoded = encode(
+                update_pieces(received, trained, codec_named(codec)), lambda message, _: write_record(file, message)
+            )
+        spooled = Spooled(federation, round, model_digest, codec, encoded.digest.hex(), encoded.size_bytes, report)
+        beside = self._header.with_suffix(".new")
+        beside.write_text(json.dumps({**asdict(spooled), "report": report.model_dump()}), encoding="utf-8")
+        os.replace(beside, self._header)  # only now is there an update
+        return spooled
+
+    def find(self, federation: str, round: int, model_digest: str) -> Spooled | None:
+        """The update for this round, if an earlier run of this client left it."""
+        try:
+            fields = json.loads(self._header.read_text(encoding="utf-8"))
+            spooled = Spooled(**{**fields, "report": TrainReport(**fields["report"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None  # none, or not one that this version wrote: it will be made anew
+        wanted = (federation, round, model_digest)
+        return spooled if (spooled.federation, spooled.round, spooled.model_digest) == wanted else None
+
+    def messages_from(self, offset_bytes: int) -> Iterator[bytes]:
+        """The serialized chunks from an offset on."""
+        with open(self._chunks, "rb") as file:
+            at = 0
+            for message in read_records(file):
+                if at >= offset_bytes:
+                    yield message
+                else:
+                    at += len(Chunk.FromString(message).data)
+
+    def clear(self) -> None:
+        self._header.unlink(missing_ok=True)
+        self._chunks.unlink(missing_ok=True)

@@ -1,0 +1,68 @@
+"""`fairfleet server`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from fairfleet.common import logs
+from fairfleet.common.errors import UsageError
+from fairfleet.common.settings import read_settings
+from fairfleet.server.serve import serve
+from fairfleet.server.settings import ServerSettings
+
+
+def server(
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file with settings.")] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port to listen on; port 0 takes a free one.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Where the federation lives.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Initial model, from `fairfleet init`.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds to train.")] = None,
+    minimum_clients: Annotated[int | None, typer.Option(help="A round begins when so many are connected.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Asked per round; 0 asks all.")] = None,
+    codec: Annotated[str | None, typer.Option(help="For updates: raw32 or fp16.")] = None,
+    durability: Annotated[str | None, typer.Option(help="update (default) or round.")] = None,
+    exit_when_finished: Annotated[bool | None, typer.Option(help="End when all rounds are done.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, as path=value.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
+) -> None:
+    """Run the aggregation server of one federation.
+
+    Settings come from flags, then FAIRFLEET_* variables, then the YAML file, then defaults.
+
+    Examples:
+
+      fairfleet init --task my_task:task --output model.safetensors
+
+      fairfleet server --model model.safetensors --rounds 50 --minimum-clients 4
+
+      fairfleet server -c federation.yaml --set plan.learning_rate=0.05
+    """
+    logs.set_up(verbose)
+    flags: dict[str, Any] = {
+        "listen": listen,
+        "state_dir": state_dir,
+        "model": model,
+        "rounds": rounds,
+        "round.minimum_clients": minimum_clients,
+        "round.clients": clients,
+        "codec": codec,
+        "durability": durability,
+        "exit_when_finished": exit_when_finished,
+    }
+    given = {path: value for path, value in flags.items() if value is not None}
+    settings = read_settings(ServerSettings, config, given | dict(_pair(text) for text in set_ or ()))
+    asyncio.run(serve(settings, _announce))
+
+
+def _announce(address: str) -> None:
+    print(f"serving on {address}", flush=True)  # on standard output: programs that start a server read it
+
+
+def _pair(text: str) -> tuple[str, str]:
+    path, found, value = text.partition("=")
+    if not found:
+        raise UsageError(f"--set {text!r} is not of the form path=value, for example plan.learning_rate=0.05")
+    return path, value

@@ -1,0 +1,183 @@
+"""The Fleet service: each method translates, calls one plain function of the coordinator, translates back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from fairfleet.common import wire
+from fairfleet.common.codecs import agree
+from fairfleet.common.errors import BadRequest, NotKept, Refused, WrongState, short
+from fairfleet.proto.v1 import fleet_pb2 as pb
+from fairfleet.proto.v1 import operator_pb2
+from fairfleet.server.coordinator import Assignment, Coordinator, Receipt
+from fairfleet.server.handlers import Context
+from fairfleet.server.rounds import Phase
+from fairfleet.server.sessions import Member
+from fairfleet.server.uploads import Announced
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+RAW_STREAMS = frozenset({"FetchModel", "SendUpload"})
+
+
+class FleetService:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:  # noqa: N802
+        if request.protocol_version != wire.PROTOCOL_VERSION:
+            raise WrongState(
+                f"client {short(request.client)} speaks protocol version {request.protocol_version}; "
+                f"this server speaks {wire.PROTOCOL_VERSION}. Upgrade the older side."
+            )
+        if not NAME.fullmatch(request.client) or request.client in (".", ".."):
+            raise BadRequest(f"client name {short(request.client)!r} is not 1 to 64 of a-z A-Z 0-9 . _ -")
+        self._check_model(request)
+        settings = self._coordinator.settings
+        member = Member(
+            request.client,
+            request.instance,
+            short(request.device),
+            request.train_samples,
+            request.test_samples,
+            agree(settings.codec, list(request.codecs)),
+        )
+        session = await self._coordinator.join(member)
+        return pb.JoinResponse(
+            session=session.id,
+            fence=session.fence,
+            lease_seconds=settings.lease_seconds,
+            heartbeat_seconds=settings.lease_seconds / 4,
+            federation=settings.name,
+            signature=wire.signature_out(self._coordinator.signature),
+        )
+
+    def _check_model(self, request: pb.JoinRequest) -> None:
+        if request.HasField("signature"):
+            difference = self._coordinator.signature.difference(wire.signature_in(request.signature))
+            if difference:
+                raise BadRequest(
+                    f"the model of client {request.client} is not this federation's: {difference}. "
+                    "Give the client the task that the federation was initialised with."
+                )
+
+    async def NextTask(self, request: pb.NextTaskRequest, context: Context) -> pb.NextTaskResponse:  # noqa: N802
+        coordinator = self._coordinator
+        assignment = await coordinator.next_task(request.session)
+        if coordinator.stopping:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is stopping; try again")
+        if assignment is not None:
+            return self._task(request.session, assignment)
+        if coordinator.round.phase is Phase.FINISHED:
+            coordinator.told_finished(request.session)
+            return pb.NextTaskResponse(finished=pb.Finished(reason=coordinator.round.stopping))
+        return pb.NextTaskResponse(wait=pb.Wait())
+
+    def _task(self, session: str, assignment: Assignment) -> pb.NextTaskResponse:
+        coordinator, publication = self._coordinator, self._coordinator.publication
+        model = pb.ModelRef(version=publication.version, digest=publication.digest, size_bytes=publication.size_bytes)
+        left = assignment.seconds_left(asyncio.get_running_loop().time())
+        if assignment.kind == "evaluate":
+            return pb.NextTaskResponse(evaluate=pb.EvaluateTask(id=assignment.id, model=model, seconds_left=left))
+        member = coordinator.session(session).member
+        plan = coordinator.settings.plan.for_client(member.client, assignment.version)
+        return pb.NextTaskResponse(
+            train=pb.TrainTask(
+                id=assignment.id,
+                round=assignment.version,
+                model=model,
+                plan=wire.plan_out(plan),
+                codec=member.codec,
+                seconds_left=left,
+            )
+        )
+
+    async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:  # noqa: N802
+        self._coordinator.session(request.session)
+        publication = self._coordinator.publication
+        if request.version != publication.version:
+            raise NotKept(
+                f"version {request.version} is not published; the newest is {publication.version}. "
+                "Ask for the next task."
+            )
+        for message in publication.messages_from(request.offset_bytes):
+            yield message
+            self._coordinator.traffic.sent_bytes += len(message)
+
+    async def OpenUpload(self, request: pb.OpenUploadRequest, context: Context) -> pb.OpenUploadResponse:  # noqa: N802
+        coordinator = self._coordinator
+        announced = Announced(
+            coordinator.session(request.session).client,
+            request.round,
+            request.codec,
+            request.size_bytes,
+            request.digest,
+            wire.report_in(request.report),
+        )
+        opened = await coordinator.open_upload(request.session, announced, request.model_digest)
+        if isinstance(opened, Receipt):
+            return pb.OpenUploadResponse(receipt=receipt_out(opened))
+        return pb.OpenUploadResponse(upload=opened.token, offset_bytes=opened.offset_bytes)
+
+    async def SendUpload(self, stream: AsyncIterator[bytes], context: Context) -> pb.SendUploadResponse:  # noqa: N802
+        coordinator = self._coordinator
+        metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
+        token = metadata.get(wire.UPLOAD_METADATA, b"")
+        upload = coordinator.upload(token)
+        taking: asyncio.Future[None] | None = None
+        try:
+            async for message in stream:  # the next message is received while the last is decoded
+                if taking is not None:
+                    await taking
+                taking = asyncio.ensure_future(coordinator.take_chunk(upload, token, message))
+            if taking is not None:
+                await taking
+            return pb.SendUploadResponse(receipt=receipt_out(await coordinator.complete(upload)))
+        except Refused as error:
+            if isinstance(error, BadRequest):
+                coordinator.discard(upload)
+            where = f"update of {upload.announced.client} for round {upload.announced.round}"
+            raise type(error)(f"{where}: {error}") from None
+
+    async def ReportEvaluation(  # noqa: N802
+        self, request: pb.ReportEvaluationRequest, context: Context
+    ) -> pb.ReportEvaluationResponse:
+        evaluation = None if request.failure else wire.evaluation_in(request.evaluation)
+        failure = short(request.failure, 300)
+        await self._coordinator.report_evaluation(request.session, request.version, evaluation, failure)
+        return pb.ReportEvaluationResponse()
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:  # noqa: N802
+        coordinator = self._coordinator
+        if request.failure:
+            await coordinator.give_up(request.session, request.task, request.failure)
+            return pb.HeartbeatResponse(abandon=True, reason="given up")
+        if not coordinator.heartbeat(request.session, request.task):
+            return pb.HeartbeatResponse(abandon=True, reason="the round went on without it")
+        coordinator.broadcast.emit(
+            coordinator.round.number,
+            training_progress=operator_pb2.TrainingProgress(
+                client=coordinator.session(request.session).client,
+                steps_done=request.steps_done,
+                steps_planned=request.steps_planned,
+                loss=request.loss,
+            ),
+        )
+        return pb.HeartbeatResponse()
+
+    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:  # noqa: N802
+        await self._coordinator.leave(request.session, short(request.reason))
+        return pb.LeaveResponse()
+
+
+def receipt_out(receipt: Receipt) -> pb.Receipt:
+    return pb.Receipt(
+        round=receipt.round,
+        digest=receipt.digest,
+        outcome=pb.OUTCOME_COUNTED if receipt.counted else pb.OUTCOME_IGNORED,
+        durable=receipt.durable,
+        reason=receipt.reason,
+    )

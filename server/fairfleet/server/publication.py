@@ -1,0 +1,40 @@
+"""A committed model as it is sent: serialized once, the same bytes to every client."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fairfleet.common.errors import OutOfOrder
+from fairfleet.common.stream import encode, model_pieces
+from fairfleet.common.tensors import Model
+
+
+@dataclass(frozen=True)
+class Publication:
+    version: int
+    digest: bytes
+    size_bytes: int
+    _messages: list[bytes]
+    _offsets: list[int]
+
+    @classmethod
+    def of(cls, version: int, model: Model) -> Publication:
+        messages: list[bytes] = []
+        offsets: list[int] = []
+
+        def take(message: bytes, offset: int) -> None:
+            messages.append(message)
+            offsets.append(offset)
+
+        encoded = encode(model_pieces(model), take)
+        return cls(version, encoded.digest, encoded.size_bytes, messages, offsets)
+
+    def messages_from(self, offset_bytes: int) -> Iterator[bytes]:
+        at = bisect_left(self._offsets, offset_bytes)
+        if offset_bytes != self.size_bytes and (at == len(self._offsets) or self._offsets[at] != offset_bytes):
+            raise OutOfOrder(
+                f"byte {offset_bytes} is not the beginning of a chunk of version {self.version}; begin at 0"
+            )
+        return iter(self._messages[at:])

@@ -1,0 +1,307 @@
+"""The life of a round, as a pure step: what it becomes after an event, and what must now be done.
+
+No clock, randomness, disk or network is in here: their results arrive as events. Every event is
+journaled, with the round that it led to, before its actions are carried out: after a crash the
+server takes the stored round and only has to carry out the last actions again (`resume`).
+
+    waiting ──ClientsChosen──▶ training ──enough updates──▶ aggregating ──ModelStored──▶ evaluating, if due
+       ▲                          │                                                          │
+       └── quorum missed: attempt + 1, same model, what came in stays ◀┘      next round ◀───┘
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fairfleet.common.errors import Bug
+
+Clients = frozenset[str]
+NOBODY: Clients = frozenset()
+ALL_ROUNDS_DONE = "all rounds are done"
+
+
+class Phase(enum.Enum):
+    WAITING = "waiting"  # for enough clients, or for more of them
+    TRAINING = "training"
+    AGGREGATING = "aggregating"
+    EVALUATING = "evaluating"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Policy:
+    rounds: int  # the federation ends after so many
+    quorum: float = 0.8  # share of a round's clients whose updates suffice at the deadline
+    evaluate_every: int = 0  # rounds; the last model is evaluated too; 0: never
+
+    def evaluation_due(self, version: int, last: bool) -> bool:
+        return self.evaluate_every > 0 and (last or version % self.evaluate_every == 0)
+
+
+@dataclass(frozen=True)
+class Round:
+    number: int  # also the version of the model it trains; while evaluating, of the model evaluated
+    phase: Phase = Phase.WAITING
+    attempt: int = 0
+    wanted: int = 0  # with how many clients the round set out
+    asked: Clients = NOBODY  # owe an update, or an evaluation
+    received: Clients = NOBODY  # whose update is stored
+    lost: Clients = NOBODY  # asked in this round, then gone
+    paused: bool = False
+    stopping: str = ""  # why the federation is to end after this round
+
+    def enough(self, policy: Policy) -> bool:
+        return len(self.received) >= max(1, math.ceil(policy.quorum * self.wanted))
+
+    def takes_update_of(self, client: str) -> bool:
+        """Whether an update of this client, computed on this round's model, would count."""
+        known = client in self.asked or client in self.lost
+        return self.phase in (Phase.WAITING, Phase.TRAINING) and known
+
+
+# ---- what happens ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClientsChosen:
+    """Clients to train, or to evaluate, by the phase that the choice was made in."""
+
+    clients: Clients
+
+
+@dataclass(frozen=True)
+class UpdateStored:
+    client: str
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    client: str
+
+
+@dataclass(frozen=True)
+class ClientLost:
+    """It left, its lease ended, or it said that it cannot do the task."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class DeadlinePassed:
+    attempt: int
+
+
+@dataclass(frozen=True)
+class ModelStored:
+    version: int
+
+
+@dataclass(frozen=True)
+class Paused:
+    pass
+
+
+@dataclass(frozen=True)
+class Resumed:
+    pass
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    reason: str
+
+
+Event = (
+    ClientsChosen
+    | UpdateStored
+    | Evaluated
+    | ClientLost
+    | DeadlinePassed
+    | ModelStored
+    | Paused
+    | Resumed
+    | StopRequested
+)
+EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in Event.__args__}
+
+# ---- what must be done about it: safe to repeat ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Train:
+    clients: Clients
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    clients: Clients
+
+
+@dataclass(frozen=True)
+class Release:
+    """Their results are no longer wanted."""
+
+    clients: Clients
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    clients: Clients
+
+
+@dataclass(frozen=True)
+class Finish:
+    reason: str
+
+
+Action = Train | Evaluate | Release | Aggregate | Finish
+
+
+class IllegalEvent(Bug):
+    pass
+
+
+def step(round: Round, event: Event, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
+    """What the round becomes, and what must now be done about it. Knows no IO."""
+    match round.phase, event:
+        case Phase.WAITING, ClientsChosen(clients) if clients and not clients & (round.asked | round.received):
+            return _training(round, clients), (Train(clients),)
+        case ((Phase.WAITING | Phase.TRAINING), UpdateStored(client)) if round.takes_update_of(client):
+            taken = replace(
+                round,
+                asked=round.asked - {client},
+                lost=round.lost - {client},
+                received=round.received | {client},
+            )
+            return _settle(taken, policy)
+        case ((Phase.WAITING | Phase.TRAINING), ClientLost(client)) if client in round.asked:
+            return _settle(replace(round, asked=round.asked - {client}, lost=round.lost | {client}), policy)
+        case Phase.TRAINING, DeadlinePassed(attempt) if attempt == round.attempt:
+            return _settle(replace(round, phase=Phase.WAITING, attempt=attempt + 1), policy)
+        case Phase.AGGREGATING, ModelStored(version) if version == round.number + 1:
+            return _after_commit(round, policy)
+        case Phase.EVALUATING, ClientsChosen(clients) if not round.asked:
+            chosen = replace(round, asked=clients)
+            return (chosen, (Evaluate(clients),)) if clients else _after_evaluation(chosen, policy)
+        case Phase.EVALUATING, (Evaluated(client) | ClientLost(client)) if client in round.asked:
+            left = replace(round, asked=round.asked - {client})
+            return (left, ()) if left.asked else _after_evaluation(left, policy)
+        case Phase.EVALUATING, DeadlinePassed(attempt) if attempt == round.attempt and round.asked:
+            after, actions = _after_evaluation(replace(round, asked=NOBODY), policy)
+            return after, (Release(round.asked), *actions)
+        case Phase.FINISHED, (Paused() | Resumed() | StopRequested() | ClientLost()):
+            return round, ()
+        case _, Paused():
+            return replace(round, paused=True), ()
+        case _, Resumed():
+            return replace(round, paused=False), ()
+        case Phase.WAITING, StopRequested(reason) if not round.asked and not round.received:
+            return _finished(round, reason)
+        case _, StopRequested(reason):
+            return replace(round, stopping=reason), ()
+        case _, (UpdateStored(client) | ClientLost(client)) if client not in round.asked:
+            return round, ()  # a repetition, or somebody this round does not wait for
+        case _, (DeadlinePassed() | Evaluated()):
+            return round, ()  # of an attempt or an evaluation that is over
+    raise IllegalEvent(f"round {round.number} is {round.phase.value} and cannot take {event!r}")
+
+
+def _training(round: Round, clients: Clients) -> Round:
+    wanted = max(round.wanted, len(clients) + len(round.received))
+    return replace(round, phase=Phase.TRAINING, asked=round.asked | clients, lost=round.lost - clients, wanted=wanted)
+
+
+def _settle(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
+    """Goes on when nobody is waited for any more: all answered, or the deadline passed."""
+    if round.phase is Phase.TRAINING and round.asked:
+        return round, ()
+    if round.enough(policy):
+        done = replace(round, phase=Phase.AGGREGATING, asked=NOBODY, lost=round.lost | round.asked)
+        release = (Release(round.asked),) if round.asked else ()
+        return done, (*release, Aggregate(done.received))
+    if round.phase is Phase.TRAINING:
+        return replace(round, phase=Phase.WAITING, attempt=round.attempt + 1), ()
+    return round, ()
+
+
+def _after_commit(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
+    version = round.number + 1
+    last = version >= policy.rounds or bool(round.stopping)
+    if policy.evaluation_due(version, last):
+        return Round(version, Phase.EVALUATING, paused=round.paused, stopping=round.stopping), ()
+    return _next(Round(version, paused=round.paused, stopping=round.stopping), policy)
+
+
+def _after_evaluation(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
+    return _next(replace(round, phase=Phase.WAITING, attempt=0), policy)
+
+
+def _next(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
+    if round.stopping:
+        return _finished(round, round.stopping)
+    if round.number >= policy.rounds:
+        return _finished(round, ALL_ROUNDS_DONE)
+    return round, ()
+
+
+def _finished(round: Round, reason: str) -> tuple[Round, tuple[Action, ...]]:
+    return replace(round, phase=Phase.FINISHED, stopping=reason), (Finish(reason),)
+
+
+# ---- the journal's form of an event ------------------------------------------------------------
+
+
+def event_to_json(event: Event) -> str:
+    fields = {key: sorted(value) if isinstance(value, frozenset) else value for key, value in asdict(event).items()}
+    return json.dumps({"event": type(event).__name__, **fields})
+
+
+def event_from_json(text: str) -> Event:
+    fields = json.loads(text)
+    kind = EVENTS[fields.pop("event")]
+    event: Event = kind(
+        **{key: frozenset(value) if isinstance(value, list) else value for key, value in fields.items()}
+    )
+    return event
+
+
+def round_to_json(round: Round) -> str:
+    fields = {key: sorted(value) if isinstance(value, frozenset) else value for key, value in asdict(round).items()}
+    return json.dumps({**fields, "phase": round.phase.value})
+
+
+def round_from_json(text: str) -> Round:
+    fields = json.loads(text)
+    sets = {key: frozenset(fields[key]) for key in ("asked", "received", "lost")}
+    return Round(**{**fields, **sets, "phase": Phase(fields["phase"])})
+
+
+def resume(round: Round, policy: Policy, stored: Clients) -> tuple[Round, tuple[Action, ...]]:
+    """What a server that just started, perhaps with another policy, must do for the stored round to go on.
+
+    `stored` are the clients whose updates are on the disk: with durability per round, those that
+    were only in memory are asked for again.
+    """
+    if gone := round.received - stored:
+        phase = Phase.TRAINING if round.phase is Phase.AGGREGATING else round.phase
+        round = replace(round, phase=phase, received=round.received & stored, asked=round.asked | gone)
+    match round.phase:
+        case Phase.FINISHED if round.number < policy.rounds and round.stopping == ALL_ROUNDS_DONE:
+            return replace(round, phase=Phase.WAITING, stopping=""), ()  # more rounds are wanted now
+        case Phase.FINISHED:
+            return round, (Finish(round.stopping),)
+        case Phase.AGGREGATING:
+            return round, (Aggregate(round.received),)
+        case Phase.EVALUATING if round.asked:
+            return round, (Evaluate(round.asked),)
+        case Phase.TRAINING | Phase.WAITING if round.asked:
+            return round, (Train(round.asked),)
+        case Phase.WAITING if round.received:
+            return _settle(round, policy)
+        case Phase.WAITING:
+            return _next(round, policy)
+    return round, ()

@@ -1,0 +1,131 @@
+"""The server process: state directory, coordinator, gRPC services, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from fairfleet.common.errors import UsageError
+from fairfleet.common.keepalive import SERVER_OPTIONS
+from fairfleet.common.tensors import Model
+from fairfleet.proto.v1 import fleet_pb2, operator_pb2
+from fairfleet.server.coordinator import Coordinator
+from fairfleet.server.fleet_service import RAW_STREAMS, FleetService
+from fairfleet.server.handlers import service_handler
+from fairfleet.server.operator_service import OperatorService
+from fairfleet.server.publication import Publication
+from fairfleet.server.settings import ServerSettings
+from fairfleet.server.store import Store
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+log = logging.getLogger(__name__)
+
+FLEET = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
+OPERATOR = operator_pb2.DESCRIPTOR.services_by_name["Operator"]
+GRACE_SECONDS = 3.0
+
+
+def open_store(settings: ServerSettings) -> Store:
+    """The state directory, with a federation in it: an old one, or a new one that begins with the given model."""
+    store = Store(settings.state_dir)
+    try:
+        _found_federation(store, settings)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _found_federation(store: Store, settings: ServerSettings) -> None:
+    if settings.model is None:
+        if not store.has_federation:
+            raise UsageError(
+                f"{settings.state_dir} holds no federation yet, and no initial model was given. Make one with "
+                f"`fairfleet init --task module:name --output model.safetensors` and start the server with "
+                "--model model.safetensors."
+            )
+        return
+    model, _ = Model.load(settings.model)
+    if store.has_federation:
+        difference = store.signature().difference(model.signature)
+        if difference:
+            raise UsageError(
+                f"{settings.state_dir} holds a federation of another model than {settings.model}: {difference}. "
+                "Leave out --model to go on with it, or give a new --state-dir."
+            )
+        log.info("going on with the federation in %s; the given model is not used", settings.state_dir)
+        return
+    store.create(settings.name, model, Publication.of(0, model).digest)
+
+
+async def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
+    """Runs until a signal, or, if so set, until the federation is finished. `ready` gets the address."""
+    store = open_store(settings)
+    try:
+        coordinator = Coordinator(store, settings)
+        server = _grpc_server(coordinator, store)
+        address = _bind(server, settings.listen)
+        healthy = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+        await coordinator.start()
+        await server.start()
+        await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+        ready(address)
+        try:
+            await _until_over(coordinator)
+        finally:
+            await healthy.enter_graceful_shutdown()
+            await coordinator.stop()
+            await server.stop(GRACE_SECONDS)
+    finally:
+        store.close()
+
+
+def _grpc_server(coordinator: Coordinator, store: Store) -> grpc.aio.Server:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers(
+        (
+            service_handler(FLEET, FleetService(coordinator), RAW_STREAMS),
+            service_handler(OPERATOR, OperatorService(coordinator, store), frozenset()),
+        )
+    )
+    names = (FLEET.full_name, OPERATOR.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    return server
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> str:
+    host = listen.rpartition(":")[0]
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise UsageError(
+            f"cannot listen on {listen}: the port is in use, or the address is not this machine's. "
+            "Stop the other program or give another --listen."
+        ) from error
+    return f"{host}:{port}"
+
+
+async def _until_over(coordinator: Coordinator) -> None:
+    asked_to_stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_stop.set)
+    waits: list[asyncio.Future[Any]] = [asyncio.create_task(asked_to_stop.wait()), coordinator.failed]
+    if coordinator.settings.exit_when_finished:
+        waits.append(asyncio.create_task(coordinator.all_told.wait()))
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(ValueError):
+            loop.remove_signal_handler(number)  # a second signal ends the process at once
+    if coordinator.failed.done():
+        coordinator.failed.result()
+    for wait in waits:
+        wait.cancel()

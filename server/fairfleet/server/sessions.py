@@ -1,0 +1,110 @@
+"""Who is connected: sessions, their leases, and who speaks for an identity when two processes claim it.
+
+Kept in memory only: after a restart every client simply joins again. Time is given, never read.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict, defaultdict, deque
+from dataclasses import dataclass
+
+from fairfleet.common.errors import ContestedIdentity, LimitReached, SessionUnknown, Superseded
+
+TAKEOVERS_ALLOWED = 3  # by other processes, within the window: a reboot or two, not a tug of war
+TAKEOVER_WINDOW_SECONDS = 60.0
+SUPERSEDED_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a client says of itself when it joins."""
+
+    client: str
+    instance: str
+    device: str
+    train_samples: int
+    test_samples: int
+    codec: str
+
+
+@dataclass
+class Session:
+    id: str
+    fence: int
+    member: Member
+    last_seen: float
+    polls: int = 0  # calls of NextTask that wait now: while there is one, the lease does not run
+
+    @property
+    def client(self) -> str:
+        return self.member.client
+
+
+class Sessions:
+    def __init__(self, lease_seconds: float, limit: int, boot: int) -> None:
+        self.lease_seconds = lease_seconds
+        self._limit = limit
+        self._fence = boot << 32  # grows over restarts without a write per join
+        self._by_id: dict[str, Session] = {}
+        self._by_client: dict[str, Session] = {}
+        self._superseded: OrderedDict[str, str] = OrderedDict()
+        self._takeovers: defaultdict[str, deque[float]] = defaultdict(deque)
+
+    def __len__(self) -> int:
+        return len(self._by_client)
+
+    def all(self) -> list[Session]:
+        return list(self._by_client.values())
+
+    def join(self, member: Member, now: float) -> Session:
+        holder = self._by_client.get(member.client)
+        if holder is not None:
+            if holder.member.instance != member.instance:
+                self._check_takeover(holder, now)
+            self._supersede(holder)
+        elif len(self) >= self._limit:
+            raise LimitReached(f"{self._limit} clients are connected, which is this server's limit; come back later")
+        self._fence += 1
+        session = Session(secrets.token_hex(16), self._fence, member, now)
+        self._by_id[session.id] = self._by_client[member.client] = session
+        return session
+
+    def of(self, id: str, now: float) -> Session:
+        """The session of a call, its lease renewed."""
+        if session := self._by_id.get(id):
+            session.last_seen = now
+            return session
+        if client := self._superseded.get(id):
+            raise Superseded(
+                f"another process joined as {client} and took over. Stop one of the two, or give each its own --name."
+            )
+        raise SessionUnknown("this session is not known here (the server restarted, or the lease ended); join again")
+
+    def get(self, client: str) -> Session | None:
+        return self._by_client.get(client)
+
+    def remove(self, session: Session) -> None:
+        self._by_id.pop(session.id, None)
+        if self._by_client.get(session.client) is session:
+            del self._by_client[session.client]
+
+    def expired(self, now: float) -> list[Session]:
+        return [s for s in self._by_client.values() if not s.polls and now - s.last_seen > self.lease_seconds]
+
+    def _supersede(self, holder: Session) -> None:
+        self.remove(holder)
+        self._superseded[holder.id] = holder.client
+        if len(self._superseded) > SUPERSEDED_REMEMBERED:
+            self._superseded.popitem(last=False)
+
+    def _check_takeover(self, holder: Session, now: float) -> None:
+        times = self._takeovers[holder.client]
+        while times and now - times[0] > TAKEOVER_WINDOW_SECONDS:
+            times.popleft()
+        if len(times) >= TAKEOVERS_ALLOWED:
+            raise ContestedIdentity(
+                f"{holder.client} was taken over {len(times)} times within {TAKEOVER_WINDOW_SECONDS:.0f} s: two "
+                "processes claim this identity. Stop one of them, or give each its own --name."
+            )
+        times.append(now)

@@ -1,0 +1,369 @@
+"""What survives: a database of facts (SQLite in WAL mode, or any that SQLAlchemy speaks) and tensor files beside it.
+
+A fact is one transaction, and names only files that are already on the disk, so the database never
+speaks of a file that is not whole. One thread writes; the caller sees to that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from fairfleet.common.errors import StateDirError
+from fairfleet.common.reports import Evaluation, TrainReport
+from fairfleet.common.tensors import Model, Signature
+from fairfleet.server.durable import sync_folder, write_durably
+from fairfleet.server.rounds import Event, Round, event_to_json, round_from_json, round_to_json
+from sqlalchemy.engine import Connection
+
+SCHEMA_VERSION = 1
+DATABASE = "federation.db"
+
+metadata = sa.MetaData()
+meta = sa.Table("meta", metadata, sa.Column("key", sa.Text, primary_key=True), sa.Column("value", sa.Text))
+models = sa.Table(
+    "models",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("file", sa.Text),  # relative to the state directory; null once it was deleted
+    sa.Column("unix_seconds", sa.Float, nullable=False),
+)
+journal = sa.Table(
+    "journal",
+    metadata,
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("round", sa.Integer, nullable=False, index=True),
+    sa.Column("event", sa.Text, nullable=False),
+    sa.Column("unix_seconds", sa.Float, nullable=False),
+)
+updates = sa.Table(
+    "updates",
+    metadata,
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("client", sa.Text, primary_key=True),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("codec", sa.Text, nullable=False),
+    sa.Column("size_bytes", sa.Integer, nullable=False),
+    sa.Column("file", sa.Text),  # null once the round was committed: then the model contains it
+    sa.Column("report", sa.Text, nullable=False),
+    sa.Column("unix_seconds", sa.Float, nullable=False),
+)
+rounds = sa.Table(
+    "rounds", metadata, sa.Column("round", sa.Integer, primary_key=True), sa.Column("record", sa.Text, nullable=False)
+)
+evaluations = sa.Table(
+    "evaluations",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("client", sa.Text, primary_key=True),
+    sa.Column("evaluation", sa.Text),  # null where it failed
+    sa.Column("failure", sa.Text, nullable=False),
+    sa.Column("unix_seconds", sa.Float, nullable=False),
+)
+revocations = sa.Table(
+    "revocations", metadata, sa.Column("client", sa.Text, primary_key=True), sa.Column("reason", sa.Text)
+)
+
+Write = Callable[[Connection], None]
+
+
+@dataclass(frozen=True)
+class StoredUpdate:
+    """An update that was given a receipt."""
+
+    round: int
+    client: str
+    digest: bytes
+    codec: str
+    size_bytes: int
+    report: TrainReport
+    file: str | None
+
+
+class Store:
+    """One federation's state directory, locked for as long as the store is open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = _claim(folder)
+        try:
+            self._engine = _engine(f"sqlite:///{folder / DATABASE}")
+            metadata.create_all(self._engine)
+            self._check_schema()
+        except sa.exc.DatabaseError as error:
+            os.close(self._lock)
+            raise StateDirError(
+                f"{folder / DATABASE} cannot be read as a database: {error.orig}. "
+                "Restore it from a backup, or start anew in another --state-dir; nothing was changed."
+            ) from error
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        self._engine.dispose()
+        os.close(self._lock)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with self._engine.connect() as connection:
+            yield connection
+
+    def _check_schema(self) -> None:
+        found = self._get("schema_version")
+        if found is None:
+            with self._engine.begin() as connection:
+                connection.execute(meta.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
+        elif int(found) != SCHEMA_VERSION:
+            raise StateDirError(
+                f"{self.folder} has schema version {found}; this server reads version {SCHEMA_VERSION}. "
+                "Use the server version that wrote it, or another state directory."
+            )
+
+    def _get(self, key: str) -> str | None:
+        with self._reading() as connection:
+            return connection.scalar(sa.select(meta.c.value).where(meta.c.key == key))
+
+    # ---- the federation ------------------------------------------------------------------------
+
+    @property
+    def has_federation(self) -> bool:
+        return self._get("signature") is not None
+
+    def create(self, name: str, model: Model, digest: bytes) -> None:
+        """The beginning: version 0 and a round that waits for clients."""
+        file = self.write_model(0, model)
+        with self._engine.begin() as connection:
+            _put(connection, "federation", name)
+            _put(connection, "signature", model.signature.to_json())
+            _put(connection, "round", round_to_json(Round(0)))
+            self._name_model(connection, 0, digest, file)
+
+    @property
+    def federation(self) -> str:
+        return self._get("federation") or ""
+
+    def signature(self) -> Signature:
+        return Signature.from_json(self._get("signature") or "[]")
+
+    def next_boot(self) -> int:
+        """How often a server was started here, this time included."""
+        with self._engine.begin() as connection:
+            boot = int(connection.scalar(sa.select(meta.c.value).where(meta.c.key == "boots")) or 0) + 1
+            _put(connection, "boots", str(boot))
+        return boot
+
+    # ---- rounds --------------------------------------------------------------------------------
+
+    def current_round(self) -> Round:
+        return round_from_json(self._get("round") or "")
+
+    def record(self, before: Round, event: Event, after: Round, *writes: Write) -> None:
+        """Makes an event, what it led to, and what goes with it durable, all at once."""
+        with self._engine.begin() as connection:
+            connection.execute(
+                journal.insert().values(round=before.number, event=event_to_json(event), unix_seconds=time.time())
+            )
+            _put(connection, "round", round_to_json(after))
+            for write in writes:
+                write(connection)
+
+    def update_write(self, update: StoredUpdate) -> Write:
+        row = {
+            "round": update.round,
+            "client": update.client,
+            "digest": update.digest.hex(),
+            "codec": update.codec,
+            "size_bytes": update.size_bytes,
+            "file": update.file,
+            "report": update.report.model_dump_json(),
+            "unix_seconds": time.time(),
+        }
+        return lambda connection: _run(connection, updates.insert().values(row))
+
+    def commit_writes(self, version: int, digest: bytes, file: str, record: dict[str, Any], keep: int) -> Write:
+        """The facts of a committed round: its model, its record, and which model files are no longer kept."""
+
+        def write(connection: Connection) -> None:
+            self._name_model(connection, version, digest, file)
+            connection.execute(rounds.insert().values(round=version - 1, record=json.dumps(record)))
+            connection.execute(updates.update().where(updates.c.round == version - 1).values(file=None))
+            connection.execute(models.update().where(models.c.version <= version - keep).values(file=None))
+
+        return write
+
+    def updates_of(self, round_number: int) -> list[StoredUpdate]:
+        with self._reading() as connection:
+            rows = connection.execute(sa.select(updates).where(updates.c.round == round_number)).mappings().all()
+        return [
+            StoredUpdate(
+                row["round"],
+                row["client"],
+                bytes.fromhex(row["digest"]),
+                row["codec"],
+                row["size_bytes"],
+                TrainReport.model_validate_json(row["report"]),
+                row["file"],
+            )
+            for row in rows
+        ]
+
+    def update_of(self, client: str, round_number: int) -> StoredUpdate | None:
+        return next((update for update in self.updates_of(round_number) if update.client == client), None)
+
+    def records(self, first: int, last: int) -> list[dict[str, Any]]:
+        query = sa.select(rounds.c.record).where(rounds.c.round.between(first, last)).order_by(rounds.c.round)
+        with self._reading() as connection:
+            return [json.loads(record) for record in connection.scalars(query)]
+
+    def update_counts(self) -> dict[str, tuple[int, int]]:
+        """Per client: how many updates it gave, and the round of the newest."""
+        query = sa.select(updates.c.client, sa.func.count(), sa.func.max(updates.c.round)).group_by(updates.c.client)
+        with self._reading() as connection:
+            return {client: (count, newest) for client, count, newest in connection.execute(query)}
+
+    # ---- models --------------------------------------------------------------------------------
+
+    def write_model(self, version: int, model: Model) -> str:
+        """Puts a model on the disk; it is the federation's only once a transaction names it."""
+        folder = self.folder / "models"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{version:08d}.safetensors"
+        write_durably(path, lambda beside: model.save(beside, version=str(version)))
+        return str(path.relative_to(self.folder))
+
+    @staticmethod
+    def _name_model(connection: Connection, version: int, digest: bytes, file: str) -> None:
+        row = {"version": version, "digest": digest.hex(), "file": file, "unix_seconds": time.time()}
+        connection.execute(models.insert().values(row))
+
+    def model_file(self, version: int) -> tuple[Path, bytes] | None:
+        """Where a version lies, and its digest; None where it is not kept."""
+        query = sa.select(models.c.file, models.c.digest).where(models.c.version == version)
+        with self._reading() as connection:
+            row = connection.execute(query).one_or_none()
+        if row is None or row.file is None:
+            return None
+        return self.folder / row.file, bytes.fromhex(row.digest)
+
+    def delete_unnamed(self, current_round: int) -> None:
+        """Removes files that no fact speaks of: of older rounds, of models not kept, of interrupted writes."""
+        with self._reading() as connection:
+            named = set(connection.scalars(sa.select(models.c.file).where(models.c.file.is_not(None))))
+        for path in (self.folder / "models").glob("*"):
+            if str(path.relative_to(self.folder)) not in named:
+                path.unlink(missing_ok=True)
+        for folder in (self.folder / "uploads").glob("*"):
+            if folder.name != f"{current_round:08d}":
+                for path in folder.iterdir():
+                    path.unlink(missing_ok=True)
+                folder.rmdir()
+
+    def upload_path(self, round_number: int, client: str, digest: bytes) -> Path:
+        folder = self.folder / "uploads" / f"{round_number:08d}"
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(folder.parent)
+            sync_folder(self.folder)
+        return folder / f"{client}.{digest.hex()[:16]}.chunks"
+
+    # ---- evaluations and revocations -----------------------------------------------------------
+
+    def evaluation_write(self, version: int, client: str, evaluation: Evaluation | None, failure: str) -> Write:
+        row = {
+            "version": version,
+            "client": client,
+            "evaluation": evaluation.model_dump_json() if evaluation else None,
+            "failure": failure,
+            "unix_seconds": time.time(),
+        }
+        return lambda connection: _run(connection, evaluations.insert().values(row))
+
+    def evaluations_of(self, version: int) -> dict[str, Evaluation]:
+        query = sa.select(evaluations.c.client, evaluations.c.evaluation).where(
+            evaluations.c.version == version, evaluations.c.evaluation.is_not(None)
+        )
+        with self._reading() as connection:
+            return {client: Evaluation.model_validate_json(text) for client, text in connection.execute(query)}
+
+    def newest_evaluations(self) -> dict[str, tuple[int, Evaluation]]:
+        newest = sa.select(evaluations.c.client, sa.func.max(evaluations.c.version).label("version")).where(
+            evaluations.c.evaluation.is_not(None)
+        )
+        latest = newest.group_by(evaluations.c.client).subquery()
+        query = sa.select(evaluations.c.client, evaluations.c.version, evaluations.c.evaluation).join(
+            latest, (evaluations.c.client == latest.c.client) & (evaluations.c.version == latest.c.version)
+        )
+        with self._reading() as connection:
+            return {
+                client: (version, Evaluation.model_validate_json(text))
+                for client, version, text in connection.execute(query)
+            }
+
+    def revoke(self, client: str, reason: str) -> None:
+        with self._engine.begin() as connection:
+            connection.execute(revocations.delete().where(revocations.c.client == client))
+            connection.execute(revocations.insert().values(client=client, reason=reason))
+
+    def revoked(self) -> dict[str, str]:
+        with self._reading() as connection:
+            return {row.client: row.reason for row in connection.execute(sa.select(revocations))}
+
+
+def _run(connection: Connection, statement: sa.Executable) -> None:
+    connection.execute(statement)
+
+
+def _put(connection: Connection, key: str, value: str) -> None:
+    connection.execute(meta.delete().where(meta.c.key == key))
+    connection.execute(meta.insert().values(key=key, value=value))
+
+
+def _claim(folder: Path) -> int:
+    """Takes the state directory for this process alone; refuses one that is somebody else's."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        foreign = [path.name for path in folder.iterdir() if path.name != "lock"]
+        if foreign and DATABASE not in foreign:
+            raise StateDirError(
+                f"{folder} is not a FairFleet state directory: it holds {sorted(foreign)[0]!r} and no {DATABASE}. "
+                "Give an empty or new directory as --state-dir."
+            )
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StateDirError(
+            f"cannot use {folder} as state directory: {error.strerror}. "
+            "Give a directory that this user can write to as --state-dir."
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StateDirError(
+            f"{folder} is in use by another server (process {holder}). Stop that one, or give this one "
+            "its own --state-dir."
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
+    return descriptor
+
+
+def _engine(url: str) -> sa.Engine:
+    engine = sa.create_engine(url)
+
+    @sa.event.listens_for(engine, "connect")
+    def _configure(connection: Any, _: Any) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    return engine

@@ -1,0 +1,141 @@
+"""Updates on their way in: checked, written and decoded chunk by chunk, resumable at every chunk.
+
+What is made durable is the stream as it was received; the float32 row is decoded along the way and
+can be rebuilt from it. The methods of `Upload` run in worker threads.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairfleet.common.codecs import codec_named
+from fairfleet.common.errors import BadRequest, Corrupted, LimitReached, OutOfOrder, StateDirError, WrongState
+from fairfleet.common.reports import TrainReport
+from fairfleet.common.stream import Decoder, read_records, record_bytes, write_record
+from fairfleet.common.tensors import Model, Signature
+from fairfleet.server.durable import sync_folder
+
+
+@dataclass(frozen=True)
+class Announced:
+    """What a client says of an update before it sends it."""
+
+    client: str
+    round: int
+    codec: str
+    size_bytes: int
+    digest: bytes
+    report: TrainReport
+
+
+class Rows:
+    """Memory for decoded updates, used again round after round: fresh memory costs a page fault per 4 KiB."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        self._free: list[Model] = []
+
+    def take(self) -> Model:
+        return self._free.pop() if self._free else Model.empty(self._signature)
+
+    def give_back(self, row: Model) -> None:
+        self._free.append(row)
+
+
+class Upload:
+    def __init__(self, announced: Announced, row: Model, path: Path | None) -> None:
+        """`path` is where the stream is kept; None keeps it in memory only, as the decoded row."""
+        self.announced = announced
+        self.row = row
+        self.path = path
+        self.token = b""
+        self._busy = threading.Lock()  # a stream that was replaced may still be inside `take`
+        self._decoder = Decoder(row, codec_named(announced.codec))
+        self._file = None
+        if path is not None:
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115  # closed by `close`
+            self._recover()
+
+    @property
+    def offset_bytes(self) -> int:
+        return self._decoder.offset_bytes
+
+    def reopen(self) -> bytes:
+        """A new token: the stream that held the old one can no longer write."""
+        with self._busy:
+            self.token = secrets.token_bytes(16)
+            return self.token
+
+    def take(self, token: bytes, message: bytes) -> None:
+        with self._busy:
+            if token != self.token:
+                raise WrongState("this upload was opened again elsewhere; open it again to go on")
+            self._decoder.take(message)
+            if self.offset_bytes > self.announced.size_bytes:
+                raise BadRequest(
+                    f"{self.offset_bytes} bytes came for round {self.announced.round}; "
+                    f"{self.announced.size_bytes} were announced"
+                )
+            if self._file is not None:
+                write_record(self._file, message)
+
+    def finish(self) -> None:
+        """Everything came and is what was announced; it is on the disk when this returns."""
+        with self._busy:
+            if self.offset_bytes != self.announced.size_bytes:
+                raise OutOfOrder(
+                    f"the stream ended after {self.offset_bytes} of {self.announced.size_bytes} bytes; "
+                    "open the upload again to send the rest"
+                )
+            self._decoder.finish(self.announced.digest)
+            if self._file is not None and self.path is not None:
+                os.fsync(self._file.fileno())
+                sync_folder(self.path.parent)
+                self._file.close()
+
+    def discard(self) -> None:
+        if self._file is not None and self.path is not None:
+            self._file.close()
+            self.path.unlink(missing_ok=True)
+
+    def _recover(self) -> None:
+        """Takes up what an earlier server left of this stream; a torn record at its end is cut off."""
+        assert self._file is not None
+        self._file.seek(0)
+        whole = 0
+        for message in read_records(self._file):
+            try:
+                self._decoder.take(message)
+            except (BadRequest, Corrupted, OutOfOrder):
+                break  # what the disk kept is not what was written: the client sends it again from here
+            whole += record_bytes(message)
+        self._file.truncate(whole)
+
+
+def rebuild(row: Model, path: Path, codec: str, digest: bytes) -> None:
+    """Decodes a stored update into `row`."""
+    decoder = Decoder(row, codec_named(codec))
+    try:
+        with open(path, "rb") as file:
+            for message in read_records(file):
+                decoder.take(message)
+        decoder.finish(digest)
+    except (OSError, BadRequest, Corrupted, OutOfOrder) as error:
+        raise StateDirError(
+            f"the stored update {path} is damaged: {error}. Restore the state directory from a backup."
+        ) from error
+
+
+def check_announced(announced: Announced, limit_bytes: int) -> None:
+    if announced.size_bytes > limit_bytes:
+        raise LimitReached(
+            f"client {announced.client} declared {announced.size_bytes} bytes for round {announced.round}; this "
+            f"server takes at most {limit_bytes}. Set limits.upload_bytes higher here, or send with a smaller codec."
+        )
+    if len(announced.digest) != 32:
+        raise BadRequest(f"an update's digest has 32 bytes; found {len(announced.digest)}")
+    codec_named(announced.codec)
