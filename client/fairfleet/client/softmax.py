@@ -1,0 +1,121 @@
+"""Softmax regression in numpy: a task for boards on which no framework fits, and for the demo.
+
+Carries out the whole plan as `TorchTask` does: same batches, same solvers, same report. Its tensors
+are `linear.weight` (classes by features) and `linear.bias`, laid out as torch's Linear has them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from fairfleet.client.batches import batches
+from fairfleet.client.solvers import Descent
+from fairfleet.client.task import Job, Trained
+from fairfleet.common.errors import TaskFailed, UsageError
+from fairfleet.common.reports import Evaluation, TrainReport
+from fairfleet.common.tensors import Arrays, Model, Vector
+from numpy.typing import ArrayLike, NDArray
+
+
+class Samples(NamedTuple):
+    features: NDArray[np.float32]
+    labels: NDArray[np.intp]
+
+
+class SoftmaxTask:
+    """`train` and `test` are pairs: features, one row per sample (flattened if need be), and integer labels."""
+
+    device = "cpu"
+
+    def __init__(
+        self, train: tuple[ArrayLike, ArrayLike], *, classes: int, test: tuple[ArrayLike, ArrayLike] | None = None
+    ) -> None:
+        self._train = _samples("training", train, classes)
+        self._shape = (classes, self._train.features.shape[1])
+        self._test = _samples("test", test, classes) if test else None
+        self.train_samples = len(self._train.labels)
+        self.test_samples = len(self._test.labels) if self._test else 0
+        if not self.train_samples:
+            raise UsageError("the training set is empty; a client needs at least one sample to take part")
+
+    def initial_model(self) -> Model:
+        return Model.of(
+            {"linear.weight": np.zeros(self._shape, np.float32), "linear.bias": np.zeros(self._shape[0], np.float32)}
+        )
+
+    def train(self, model: Arrays, job: Job) -> Trained:
+        started = time.perf_counter()
+        trained = self._received(model)
+        loss_before, gradient = _loss_and_gradient(trained, self._train)
+        steps = self._descend(trained, job)
+        loss_after, _ = _loss_and_gradient(trained, self._train)
+        report = TrainReport(
+            samples=self.train_samples,
+            loss_before=loss_before,
+            loss_after=loss_after,
+            steps=steps,
+            learning_rate=job.plan.learning_rate,
+            gradient_norm=float(np.linalg.norm(gradient)) if job.want_gradient_norm else None,
+            seconds=time.perf_counter() - started,
+        )
+        return Trained(trained.named(), report)
+
+    def evaluate(self, model: Arrays) -> Evaluation:
+        if self._test is None:
+            raise UsageError("this task has no test set to evaluate on; give one as SoftmaxTask(…, test=…)")
+        received = self._received(model)
+        loss, _ = _loss_and_gradient(received, self._test)
+        right = _logits(received, self._test.features).argmax(1) == self._test.labels
+        return Evaluation(samples=self.test_samples, loss=loss, accuracy=float(right.mean()))
+
+    def _received(self, model: Arrays) -> Model:
+        received = self.initial_model()
+        received.assign(model)
+        return received
+
+    def _descend(self, model: Model, job: Job) -> int:
+        descent = Descent(job.plan, model.parameters)
+        planned = job.plan.steps_for(self.train_samples)
+        for done, indices in enumerate(batches(job.plan, self.train_samples), start=1):
+            batch = Samples(self._train.features[indices], self._train.labels[indices])
+            loss, gradient = _loss_and_gradient(model, batch)
+            descent.step(gradient)
+            job.progress(done, planned, loss)
+        return planned
+
+
+def _samples(kind: str, pair: tuple[ArrayLike, ArrayLike], classes: int) -> Samples:
+    features, labels = (np.asarray(part) for part in pair)
+    if len(features) != len(labels):
+        raise UsageError(f"the {kind} set has {len(features)} samples but {len(labels)} labels; one label per sample")
+    if len(labels) and (labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= classes):
+        raise UsageError(
+            f"the {kind} set's labels are {labels.dtype} from {labels.min()} to {labels.max()}; "
+            f"with classes={classes} they must be integers from 0 to {classes - 1}"
+        )
+    width = math.prod(features.shape[1:])
+    return Samples(features.reshape(len(features), width).astype(np.float32), labels.astype(np.intp))
+
+
+def _logits(model: Model, features: NDArray[np.float32]) -> NDArray[Any]:
+    named = model.named()
+    logits: NDArray[Any] = features @ named["linear.weight"].T + named["linear.bias"]
+    return logits
+
+
+def _loss_and_gradient(model: Model, samples: Samples) -> tuple[float, Vector]:
+    """The mean cross-entropy, and its gradient laid out as the model's flat vector."""
+    logits = _logits(model, samples.features)
+    logits -= logits.max(1, keepdims=True)  # the exponentials stay finite
+    logarithms = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    rows = np.arange(len(samples.labels))
+    loss = -float(logarithms[rows, samples.labels].mean())
+    if not math.isfinite(loss):
+        raise TaskFailed(f"the loss is {loss}: training diverged; a smaller learning_rate in the plan may help")
+    error = np.exp(logarithms)
+    error[rows, samples.labels] -= 1.0
+    error /= len(rows)
+    return loss, np.concatenate([(error.T @ samples.features).ravel(), error.sum(0)])

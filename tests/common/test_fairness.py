@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from random import Random
+
+import numpy as np
+import pytest
+from fairfleet.common import fairness
+from fairfleet.common.fairness import Fairness
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+# either nothing or something a measurement could give: squares of smaller numbers vanish
+accuracies = st.lists(st.just(0.0) | st.floats(1e-6, 1e6), min_size=1, max_size=40).map(np.array)
+
+
+def test_measures_of_four_clients_are_those_worked_out_by_hand() -> None:
+    found = Fairness.of([1.0, 2.0, 3.0, 6.0])
+    assert found.clients == 4
+    assert found.mean == 3.0
+    assert found.variance == pytest.approx((4 + 1 + 0 + 9) / 4)
+    assert found.standard_deviation == pytest.approx(math.sqrt(3.5))
+    assert (found.worst_5, found.worst_10, found.worst_30) == (1.0, 1.0, 1.0)
+    assert (found.best_5, found.best_10) == (6.0, 6.0)
+    assert (found.min, found.max) == (1.0, 6.0)
+    assert found.angle_radians == pytest.approx(math.acos(12 / (math.sqrt(4) * math.sqrt(50))))
+    assert found.angle_degrees == pytest.approx(31.948, abs=1e-3)
+    assert found.jain == pytest.approx(144 / (4 * 50))
+    assert found.relative_deviation == pytest.approx(math.sqrt(3.5) / 3)
+    # the pairs differ by 1, 2, 5, 1, 4, 3: 16 in all, each counted twice
+    assert found.gini == pytest.approx(2 * 16 / (2 * 4**2 * 3))
+    shares = [1 / 12, 2 / 12, 3 / 12, 6 / 12]
+    assert found.kl_to_uniform == pytest.approx(sum(p * math.log(p * 4) for p in shares))
+
+
+def test_a_published_row_is_found_again() -> None:
+    """FedFV Table 3, FedAvg: 64.26, 87.03 and 89.97 % give the mean 80.42 and the "Var." 11.50."""
+    found = Fairness.of([64.26, 87.03, 89.97])
+    assert found.mean == pytest.approx(80.42, abs=0.01)
+    assert found.standard_deviation == pytest.approx(11.50, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("percent", "clients", "count"),
+    [(5, 100, 5), (5, 10, 1), (5, 39, 1), (5, 59, 2), (10, 10, 1), (30, 10, 3), (30, 100, 30), (29, 100, 29)],
+)
+def test_a_share_of_clients_is_rounded_down_to_at_least_one(percent: int, clients: int, count: int) -> None:
+    assert fairness.share_of(percent, clients) == count
+    assert fairness.worst(np.arange(clients), percent) == (count - 1) / 2
+    assert fairness.best(np.arange(clients), percent) == clients - 1 - (count - 1) / 2
+
+
+def test_the_worst_clients_are_those_with_the_highest_losses() -> None:
+    losses = [0.1, 0.2, 0.3, 2.0, 1.0, 0.5, 0.4, 0.6, 0.7, 0.8]
+    found = Fairness.of(losses, higher_is_better=False)
+    assert found.worst_10 == 2.0
+    assert found.worst_30 == pytest.approx((2.0 + 1.0 + 0.8) / 3)
+    assert found.best_10 == 0.1
+
+
+def test_of_no_client_every_measure_is_unknown() -> None:
+    measures = asdict(Fairness.of([]))
+    assert measures.pop("clients") == 0
+    assert all(math.isnan(value) for value in measures.values())
+
+
+@pytest.mark.parametrize("values", [[0.0], [0.83], [0.0] * 7, [0.1] * 3, [1e-9] * 10, [84.7] * 11])
+def test_clients_all_alike_are_served_perfectly_evenly(values: list[float]) -> None:
+    found = Fairness.of(values)
+    assert found.mean == found.min == found.max == found.worst_5 == found.best_5 == values[0]
+    assert found.standard_deviation == found.variance == found.relative_deviation == 0.0
+    assert found.angle_degrees == found.angle_radians == found.kl_to_uniform == found.gini == 0.0
+    assert found.jain == 1.0
+
+
+def test_one_client_with_everything_is_the_extreme_of_every_measure() -> None:
+    found = Fairness.of([0.0, 0.0, 0.0, 5.0])
+    assert found.jain == pytest.approx(1 / 4)
+    assert found.gini == pytest.approx(3 / 4)
+    assert found.kl_to_uniform == pytest.approx(math.log(4))
+    assert found.angle_degrees == pytest.approx(60.0)
+    assert found.relative_deviation == pytest.approx(math.sqrt(3))
+
+
+def test_shares_of_negative_values_are_unknown_and_the_rest_is_not() -> None:
+    found = Fairness.of([-1.0, 1.0])
+    assert math.isnan(found.gini)
+    assert math.isnan(found.kl_to_uniform)
+    assert found.relative_deviation == math.inf
+    assert found.angle_degrees == pytest.approx(90.0)
+    assert found.jain == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"), [([0.5, math.nan], "NaN"), ([math.inf], "infinity"), ([[0.5]], r"\(1, 1\)"), (0.5, r"\(\)")]
+)
+def test_values_that_are_no_vector_of_numbers_are_refused(values: object, found: str) -> None:
+    with pytest.raises(ValueError, match=found):
+        Fairness.of(values)  # type: ignore[arg-type]
+
+
+@given(accuracies)
+def test_every_measure_keeps_to_its_range(values: NDArray[np.float64]) -> None:
+    found, count = Fairness.of(values), len(values)
+    slack = 1 + 1e-9
+    assert found.min <= found.worst_5 * slack
+    assert found.worst_5 <= found.worst_10 * slack
+    assert found.worst_10 <= found.worst_30 * slack
+    assert found.worst_30 <= found.mean * slack
+    assert found.mean <= found.best_10 * slack
+    assert found.best_10 <= found.best_5 * slack
+    assert found.best_5 <= found.max * slack
+    assert 0 <= found.gini <= (count - 1) / count + 1e-9
+    assert 1 / count - 1e-9 <= found.jain <= 1
+    assert 0 <= found.kl_to_uniform <= math.log(count) + 1e-9
+    assert 0 <= found.angle_degrees < 90
+
+
+@given(accuracies, st.floats(0.01, 100), st.randoms())
+def test_unitless_measures_know_neither_the_unit_nor_the_order(
+    values: NDArray[np.float64], factor: float, random: Random
+) -> None:
+    mixed = factor * np.array(sorted(values, key=lambda _: random.random()))
+    one, other = Fairness.of(values), Fairness.of(mixed)
+    for name in ("angle_radians", "kl_to_uniform", "gini", "jain", "relative_deviation"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-6, abs=1e-6)
+    for name in ("mean", "standard_deviation", "worst_30", "best_5", "min", "max"):
+        assert factor * getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-6, abs=1e-6 * largest(mixed))
+
+
+@given(accuracies)
+def test_measures_equal_their_textbook_forms(values: NDArray[np.float64]) -> None:
+    found, count, total = Fairness.of(values), len(values), values.sum()
+    assert found.standard_deviation == pytest.approx(np.std(values), rel=1e-6, abs=1e-9 * largest(values))
+    if total:
+        differences = np.abs(values[:, None] - values[None, :]).sum()
+        assert found.gini == pytest.approx(differences / (2 * count * total), rel=1e-6, abs=1e-9)
+        assert found.jain == pytest.approx(total**2 / (count * (values**2).sum()), rel=1e-9)
+
+
+@given(accuracies)
+def test_a_gift_from_the_best_served_to_the_worst_makes_the_fleet_more_even(values: NDArray[np.float64]) -> None:
+    assume(values.max() > values.min())
+    gift = 0.25 * (values.max() - values.min())
+    after = values.copy()
+    after[values.argmax()] -= gift
+    after[values.argmin()] += gift
+    one, other = Fairness.of(values), Fairness.of(after)
+    assert other.gini < one.gini + 1e-12
+    assert other.standard_deviation < one.standard_deviation * (1 + 1e-12)
+    assert other.jain > one.jain - 1e-12
+    assert other.kl_to_uniform < one.kl_to_uniform + 1e-12
+
+
+def largest(values: NDArray[np.float64]) -> float:
+    return float(np.abs(values).max())
