@@ -50,9 +50,8 @@ class Device:
         trained = Model.empty(self.model.signature)
         np.subtract(self.model.parameters, np.float32(value), out=trained.parameters)
         chunks: list[Chunk] = []
-        encoded = encode(
-            update_pieces(self.model, trained, codec_named(codec)), lambda m, _: chunks.append(Chunk.FromString(m))
-        )
+        pieces = update_pieces(self.model, trained, codec_named(codec))
+        encoded = encode(pieces, lambda head, data: chunks.append(Chunk.FromString(b"".join((head, data)))))
         return chunks, encoded
 
     def open(self, encoded: Encoded, **fields: Any) -> pb.OpenUploadResponse:

@@ -1,4 +1,4 @@
-"""What bad input gets: a canonical status, a message that helps, nothing lost, and other clients that notice nothing."""
+"""What bad input gets: a status, a message that helps, nothing lost, and clients beside it that notice nothing."""
 
 from __future__ import annotations
 

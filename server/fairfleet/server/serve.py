@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable
@@ -78,6 +79,7 @@ async def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
         await coordinator.start()
         await server.start()
         await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+        gc.freeze()  # what was made so far stays: the collector need not look at it again and again
         ready(address)
         try:
             await _until_over(coordinator, asked_to_stop)
