@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from fairfleet.common.errors import BadSettings
 from fairfleet.common.settings import read_settings
 from fairfleet.server.settings import ServerSettings

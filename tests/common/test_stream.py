@@ -7,6 +7,9 @@ import io
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fairfleet.common.codecs import CODECS, RAW32
 from fairfleet.common.errors import BadRequest, Corrupted, FleetError, OutOfOrder
 from fairfleet.common.stream import (
@@ -22,8 +25,6 @@ from fairfleet.common.stream import (
 )
 from fairfleet.common.tensors import Model
 from fairfleet.proto.v1.model_pb2 import Chunk
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def model(parameters: int = 5, buffers: int = 3, counters: int = 2, seed: int = 0) -> Model:

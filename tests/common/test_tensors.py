@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+
 from fairfleet.common.errors import BadRequest, UsageError
 from fairfleet.common.tensors import Model, Section, Signature, TensorSpec
-from safetensors.numpy import load_file, save_file
 
 
 def mixed() -> Model:

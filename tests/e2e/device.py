@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+
 from fairfleet.common.codecs import codec_named
 from fairfleet.common.stream import Encoded, encode, float_pieces, state_pieces
 from fairfleet.common.tensors import Model, Section

@@ -6,7 +6,6 @@ import signal
 import time
 
 from fairfleet.proto.v1 import operator_pb2 as pb
-
 from tests.e2e.fleet import Fleet, until
 
 FINISHED = {"exit_when_finished": True}

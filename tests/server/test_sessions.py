@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from fairfleet.common.errors import ContestedIdentity, LimitReached, SessionUnknown, Superseded
 from fairfleet.server.sessions import TAKEOVERS_ALLOWED, Member, Sessions
 

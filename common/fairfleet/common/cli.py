@@ -10,8 +10,9 @@ import sys
 from importlib.metadata import entry_points, version
 
 import typer
-from fairfleet.common.errors import FleetError
 from rich.console import Console
+
+from fairfleet.common.errors import FleetError
 
 GROUP = "fairfleet.commands"
 INTERRUPTED = 130

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
+
 from fairfleet.common.errors import BadRequest, WrongState, short
 from fairfleet.common.tensors import Vector
 

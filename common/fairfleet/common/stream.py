@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from xxhash import xxh3_128_digest
+
 from fairfleet.common.codecs import CHUNK_BYTES, RAW32, Buffer, Codec
 from fairfleet.common.errors import BadRequest, Corrupted, OutOfOrder
 from fairfleet.common.tensors import Model, Section, Signature, Vector, write_all
 from fairfleet.proto.v1.model_pb2 import Chunk
-from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
-from xxhash import xxh3_128_digest
 
 COUNTERS_PER_CHUNK = CHUNK_BYTES // 8
 _DIGESTED = struct.Struct("<QBQI16s")  # offset, section, first element, elements, checksum

@@ -11,6 +11,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
 from fairfleet.common.errors import UsageError
 from fairfleet.common.keepalive import SERVER_OPTIONS
 from fairfleet.common.tensors import Model
@@ -22,8 +25,6 @@ from fairfleet.server.operator_service import OperatorService
 from fairfleet.server.publication import Publication
 from fairfleet.server.settings import ServerSettings
 from fairfleet.server.store import Store
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 log = logging.getLogger(__name__)
 

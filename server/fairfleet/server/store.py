@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
 from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Signature
 from fairfleet.server.durable import sync_folder, write_durably
 from fairfleet.server.rounds import Event, Round, event_to_json, round_from_json, round_to_json
-from sqlalchemy.engine import Connection
 
 SCHEMA_VERSION = 1
 DATABASE = "federation.db"
