@@ -78,14 +78,26 @@ class _Program:
         found[free] = fixed + along * (budget - s @ fixed) / (s @ along)
         return found
 
+    def price(self, gradient: Matrix, y: Matrix, free: Mask) -> float:
+        """The multiplier of s.y = 1. With nothing free, the least that keeps full rows full."""
+        if free.any():
+            return float(self.s[free] @ gradient[free]) / float(self.s[free] @ self.s[free])
+        each = np.divide(gradient, self.s, out=np.full(len(y), np.inf), where=self.s > 0.0)
+        full = (y > self.lower) & (y >= self.upper)
+        return float(each[full].max() if full.any() else each.min())
+
     def slopes(self, y: Matrix, free: Mask) -> tuple[Matrix, float]:
         """Cosine-like multipliers of the bounds (zero where free), and the relative length of the sum."""
         gradient = self.unit @ y
         square = max(float(y @ gradient), 0.0)
-        price = float(self.s[free] @ gradient[free]) / float(self.s[free] @ self.s[free]) if free.any() else square
+        price = self.price(gradient, y, free)
         reach = float(np.abs(y).sum())
         length = max(square**0.5, 1e-300)
         return (gradient - self.s * price) / length, length / max(reach, 1e-300)
+
+    def against(self, y: Matrix, slope: Matrix) -> Matrix:
+        """How much each row at a bound would gain by leaving it. A row with no room has nothing to gain."""
+        return np.where(self.lower == self.upper, 0.0, np.where(y <= self.lower, -slope, slope))
 
 
 def _solve(program: _Program) -> tuple[Matrix, float]:
@@ -129,25 +141,23 @@ def _guess_active_set(program: _Program) -> Matrix | None:
 def _follow_active_set(program: _Program) -> Matrix:
     """From a corner, one row at a time: frees the worst bound, moves to the minimiser or to the first bound hit."""
     y, free = _corner(program)
-    best = np.inf
-    for _ in range(50 * len(y) + 100):
+    best, idle = np.inf, 0
+    while idle <= 2 * len(y):  # a step may be of length zero, but not for ever
         y, free = _descend(program, y, free)
         slope, ratio = program.slopes(y, free)
         length = float(y @ program.unit @ y)
-        if ratio <= STATIONARY or length >= best:
-            return y
-        best = length
-        wrong = np.where(free, 0.0, np.where(y <= program.lower, -slope, slope))
+        best, idle = (length, 0) if length < best else (best, idle + 1)
+        wrong = np.where(free, 0.0, program.against(y, slope))
         worst = int(np.argmax(wrong))
-        if wrong[worst] <= _noise(ratio):
-            return y
+        if ratio <= STATIONARY or wrong[worst] <= _noise(ratio):
+            break
         free[worst] = True
     return y
 
 
 def _descend(program: _Program, y: Matrix, free: Mask) -> tuple[Matrix, Mask]:
     """Goes to the minimiser on the free rows, giving up those that hit a bound on the way."""
-    while free.any():
+    while free.sum() > 1:  # one alone has nowhere to go
         try:
             goal = program.on_free(y, free)
         except np.linalg.LinAlgError:
@@ -184,5 +194,5 @@ def _corner(program: _Program) -> tuple[Matrix, Mask]:
 def _residual(program: _Program, y: Matrix) -> float:
     free = (y > program.lower) & (y < program.upper)
     slope, ratio = program.slopes(y, free)
-    wrong = np.where(free, np.abs(slope), np.where(y <= program.lower, -slope, slope))
+    wrong = np.where(free, np.abs(slope), program.against(y, slope))
     return float(max(wrong.max(), 0.0) * ratio)

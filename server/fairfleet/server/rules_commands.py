@@ -23,13 +23,13 @@ def rules(context: typer.Context, as_json: Json = False) -> None:
     """List every rule with a line and its parameters."""
     if context.invoked_subcommand is not None:
         return
-    found = {name: {"summary": one.line(), "parameters": one.parameters()} for name, one in listings().items()}
     if as_json:
+        found = {name: {"summary": one.line(), "parameters": one.parameters()} for name, one in listings().items()}
         typer.echo(json.dumps(found, indent=2))
         return
     table = Table("rule", "what it does", "parameters and their defaults", show_lines=True)
-    for name, about in found.items():
-        table.add_row(name, about["summary"], ", ".join(f"{key}={value}" for key, value in about["parameters"].items()))
+    for name, one in listings().items():
+        table.add_row(name, one.line(), ", ".join(f"{key}={value}" for key, value in one.parameters().items()))
     Console().print(table)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Played:
-    """The steps of a case, one line per round, and what the last round chose."""
+    """The rounds of a case, and per round the step, what the rule chose and what came of it."""
 
+    entries: list[Entry]
     steps: Matrix
-    outcomes: list[Outcome]
     choices: list[Direction]
+    outcomes: list[Outcome]
 
 
 def load(folder: Path) -> Vectors:
@@ -91,7 +93,7 @@ def check_case(vectors: Vectors, case: Record) -> Verdict:
     """Runs and compares one case. A case that cannot be run has failed, and says why."""
     try:
         played = play(vectors, case)
-        return compare(vectors, case, played.steps)
+        return compare(vectors, case, played)
     except (ValueError, KeyError, IndexError, TypeError, ArithmeticError) as error:
         reason = f"missing {error}" if isinstance(error, KeyError) else str(error)
         return Verdict(case["id"], case["rule"], False, np.inf, np.inf, f"{type(error).__name__}: {reason}")
@@ -99,23 +101,27 @@ def check_case(vectors: Vectors, case: Record) -> Verdict:
 
 def play(vectors: Vectors, case: Record) -> Played:
     """All the rounds of a case, with state and history carried over."""
-    given = vectors.sets[case["set"]]
-    kind = {"sequence": sequence_rounds, "quadratic": quadratic_rounds}.get(given["kind"], single_round)
-    made = case_recipe(case)
-    state, history, steps, outcomes, choices = ServerState(), None, [], [], []
-    for entry in kind(vectors, case, given):
-        history = history or History(entry.layers, precision="float64")
+    made, state = case_recipe(case), ServerState()
+    entries = list(rounds(vectors, case))
+    history = History(entries[0].layers, precision="float64")
+    steps, choices, outcomes = [], [], []
+    for entry in entries:
         for client, past_round, row in entry.past:
             history.put(client, past_round, row)
         whole = Aggregation(made, entry.layers, round=entry.round, history=history, expected=sorted(entry.rows))
         whole.extend(entry.rows)
         choices.append(whole.direction(entry.reports, state.rule))
-        outcome = whole.finish(np.zeros(sum(entry.layers)), entry.reports, state)
-        state = outcome.state
-        steps.append(outcome.step * searched_rate(made, choices[-1], entry))
-        outcomes.append(outcome)
+        outcomes.append(whole.finish(np.zeros(sum(entry.layers)), entry.reports, state))
+        steps.append(outcomes[-1].step * searched_rate(made, choices[-1], entry))
+        state = outcomes[-1].state
         whole.remember(entry.rows)
-    return Played(np.array(steps), outcomes, choices)
+    return Played(entries, np.array(steps), choices, outcomes)
+
+
+def rounds(vectors: Vectors, case: Record) -> Iterator[Entry]:
+    given = vectors.sets[case["set"]]
+    kinds = {"sequence": sequence_rounds, "quadratic": quadratic_rounds}
+    return kinds.get(given["kind"], single_round)(vectors, case, given)
 
 
 def case_recipe(case: Record) -> Recipe:
@@ -141,9 +147,9 @@ def single_round(vectors: Vectors, case: Record, given: Record) -> Iterator[Entr
     present = {client: row_name(at) for at, client in enumerate(clients)}
     past_rows = vectors.arrays.get(f"{case['set']}.H", np.zeros((0, rows.shape[1])))
     past = [
-        (present.get(client, f"absent {at:06d}"), past_round, row)
-        for at, (client, past_round, row) in enumerate(
-            zip(given.get("hist_client", ()), given.get("hist_round", ()), past_rows, strict=True)
+        (present.get(client, f"absent {client}"), past_round, row)
+        for client, past_round, row in zip(
+            given.get("hist_client", ()), given.get("hist_round", ()), past_rows, strict=True
         )
     ]
     facts = {**given, "grad_norms": case.get("params", {}).get("grad_norms", given.get("grad_norms"))}
@@ -206,7 +212,8 @@ def searched_rate(made: Recipe, choice: Direction, entry: Entry) -> float:
     """FedMDFG's line search, relative to eta; one for everyone else."""
     if not isinstance(made.rule, FedMDFG) or not made.rule.line_search or entry.losses_after is None:
         return 1.0
-    losses_after, vector, notes = entry.losses_after, choice.vector, choice.choice.notes
+    losses_after, notes = entry.losses_after, choice.choice.notes
+    vector = choice.vector.astype(np.float64, copy=False)
     if not vector.any():
         return 1.0
     found = line_search(
@@ -222,11 +229,11 @@ def searched_rate(made: Recipe, choice: Direction, entry: Entry) -> float:
     return found.rate / made.optimizer.eta
 
 
-def compare(vectors: Vectors, case: Record, steps: Matrix) -> Verdict:
+def compare(vectors: Vectors, case: Record, played: Played) -> Verdict:
     if case["check"] == "exact":
-        return compare_exact(case, steps, vectors.expected[case["id"].replace("/", "|")])
+        return compare_exact(case, played.steps, vectors.expected[case["id"].replace("/", "|")])
     if case["check"] == "sound":
-        return compare_sound(vectors, case, steps)
+        return compare_sound(case, played)
     raise ValueError(f"check is {case['check']!r}; expected 'exact' or 'sound'")
 
 
@@ -236,32 +243,33 @@ def compare_exact(case: Record, steps: Matrix, want: Matrix) -> Verdict:
         raise ValueError(f"{steps.shape[0]} steps of {steps.shape[1]} values; the folder expects {want.shape}")
     away = np.linalg.norm(steps - want, axis=1)
     sizes = np.linalg.norm(want, axis=1)
-    allowed = case["rtol"] * sizes + 10.0 * case.get("atol", 0.0)
+    allowed = case.get("rtol", 0.0) * sizes + 10.0 * case.get("atol", 0.0)
     passed = bool((away <= allowed).all())
     error = worst(away, sizes)
     return Verdict(case["id"], case["rule"], passed, error, worst(away, allowed), "" if passed else "wrong step")
 
 
 def worst(parts: Vector, wholes: Vector) -> float:
-    shares = [
-        0.0 if part == 0.0 else part / whole if whole else np.inf for part, whole in zip(parts, wholes, strict=True)
-    ]
-    return float(np.max(shares))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.where(parts == 0.0, 0.0, parts / wholes).max())
 
 
-def compare_sound(vectors: Vectors, case: Record, steps: Matrix) -> Verdict:
-    rows = vectors.arrays[f"{case['set']}.G"]
-    layers = vectors.sets[case["set"]].get("layers", [rows.shape[-1]])
-    edges = np.cumsum([0, *layers]).tolist()
-    groups = case.get("expect", {}).get("groups") or [list(pair) for pair in zip(edges, edges[1:], strict=False)]
-    broken = [
+def compare_sound(case: Record, played: Played) -> Verdict:
+    broken = {
         f"{name} {bound}"
         for need in case["require"]
         for name, bound in need.items()
-        if not all(holds(name, bound, rows, step, groups) for step in steps)
-    ]
-    reason = f"does not hold: {', '.join(broken)}" if broken else ""
+        for entry, step in zip(played.entries, played.steps, strict=True)
+        if not holds(name, bound, np.array(list(entry.rows.values())), step, groups(case, entry))
+    }
+    reason = f"does not hold: {', '.join(sorted(broken))}" if broken else ""
     return Verdict(case["id"], case["rule"], not broken, 0.0, 0.0, reason)
+
+
+def groups(case: Record, entry: Entry) -> list[list[int]]:
+    """The merged blocks that the case expects; else the layers."""
+    edges = np.cumsum([0, *entry.layers]).tolist()
+    return case.get("expect", {}).get("groups") or [list(pair) for pair in pairwise(edges)]
 
 
 def holds(name: str, bound: Any, rows: Matrix, step: Vector, groups: list[list[int]]) -> bool:

@@ -26,6 +26,7 @@ class Expectation(State):
 
 class FedMDFGState(State):
     expected: dict[str, Expectation] = Field(default_factory=dict)
+    mean_norm: float = 0.0  # of the last round's updates, to which they were scaled
 
 
 class FedMDFG(Rule):
@@ -46,24 +47,24 @@ class FedMDFG(Rule):
 
     def step(self, cohort: Cohort, state: FedMDFGState) -> Step:
         expected, rises = self.expectations(cohort, state)
-        after = FedMDFGState(expected=state.expected | expected)
         m, angle = len(cohort), float(np.degrees(np.arccos(equality(cohort.losses))))
         guided = angle > self.theta_deg or 0 < rises < m
         left = [at for at in cohort.absent() if cohort.history[at].round == cohort.round - 1]
         rows = [*range(m), *(m + at for at in left)]
-        gram = cohort.gram.of(rows).whole
-        notes = {"guided": guided, "angle_deg": angle, "absent": bool(left)}
-        zero = np.zeros(len(cohort.gram))
-        scale = equal_lengths(gram, m)
-        guide = guidance(cohort.losses) if guided else None
-        found = direction(gram * np.outer(scale, scale), m, guide)
-        if found is None:
-            return Step(zero, status="pareto_stationary", state=after, notes=notes)
-        coefficients, stretch = found
-        if not coefficients.any():
-            return Step(zero, status="zero_mean", state=after, notes=notes)
-        zero[rows] = coefficients * scale
-        return Step(zero, state=after, notes=notes | {"stretch": stretch})
+        gram = cohort.gram.of(rows)
+        mu = float(gram.norms[:m].mean())
+        # a client that left enters as long as it counted in its own round
+        lengths = np.where(np.arange(len(rows)) < m, mu, state.mean_norm or mu)
+        scale = np.divide(lengths, gram.norms, out=np.zeros(len(rows)), where=gram.norms > ZERO)
+        found = direction(gram.whole * np.outer(scale, scale), m, guidance(cohort.losses) if guided else None)
+        coefficients = np.zeros(len(cohort.gram))
+        coefficients[rows] = found.coefficients * scale
+        return Step(
+            coefficients,
+            status=found.status,
+            state=FedMDFGState(expected=state.expected | expected, mean_norm=mu),
+            notes={"guided": guided, "angle_deg": angle, "absent": bool(left), "stretch": found.stretch},
+        )
 
     def expectations(self, cohort: Cohort, state: FedMDFGState) -> tuple[dict[str, Expectation], int]:
         """The clients' expectations after this round, and how many losses rose above theirs."""
@@ -99,31 +100,31 @@ def guidance(losses: Vector) -> Vector | None:
     return np.asarray(h / norm) if norm > 1e-12 else None
 
 
-def equal_lengths(gram: Vector, clients: int) -> Vector:
-    """Factors that scale every row to the mean norm of the clients' rows; zero for rows that are zero."""
-    norms = np.sqrt(np.diagonal(gram))
-    return np.divide(norms[:clients].mean(), norms, out=np.zeros(len(norms)), where=norms > ZERO)
+class Found(NamedTuple):
+    coefficients: Vector
+    stretch: float = 0.0  # from the shortest combination to the step
+    status: str = "ok"
 
 
-def direction(gram: Vector, clients: int, guide: Vector | None) -> tuple[Vector, float] | None:
-    """Min-norm combination of the rows and the guide, as long as the mean; and how much that stretched it."""
+def direction(gram: Vector, clients: int, guide: Vector | None) -> Found:
+    """The shortest combination of the rows and the guide, as long as the clients' mean."""
+    zero, mean = np.zeros(len(gram)), uniform(clients, len(gram))
     members = [line for line, square in zip(np.eye(len(gram)), np.diagonal(gram), strict=True) if square > 0.0]
     if guide is not None:
         fair = np.zeros(len(gram))
         fair[:clients] = guide
-        if not vanishes(fair, gram):
-            members.append(fair)
+        members += [] if vanishes(fair, gram) else [fair]
     if not members:
-        return None
+        return Found(zero, status="stationary")
     lines = np.array(members)
-    coefficients = min_norm_on_simplex(lines @ gram @ lines.T).weights @ lines
-    if vanishes(coefficients, gram):
-        return None
-    mean = uniform(clients, len(gram))
+    products = lines @ gram @ lines.T
+    weights = min_norm_on_simplex(products).weights
+    if vanishes(weights, products):
+        return Found(zero, status="pareto_stationary")
     if vanishes(mean, gram):
-        return np.zeros(len(gram)), 0.0
-    stretch = length(mean, gram) / length(coefficients, gram)
-    return coefficients * stretch, stretch
+        return Found(zero, status="zero_mean")
+    stretch = length(mean, gram) / length(weights, products)
+    return Found(weights @ lines * stretch, stretch)
 
 
 class Rate(NamedTuple):
