@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import accumulate, pairwise
@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 SEGMENT = 8192  # columns of one dot product; BLAS keeps dots up to 10,000 on the calling thread
 CHUNK = 16 * SEGMENT  # columns that a thread takes at a time: long calls, so that threads rarely meet at the GIL
+
+CORES = os.cpu_count() or 1
 
 _scratch = local()
 
@@ -52,18 +54,22 @@ def workspace(lines: int, width: int) -> NDArray[np.float64]:
     return space[: lines * width].reshape(lines, width)
 
 
-def spread(work: Callable[[Chunk], T], cuts: Sequence[Chunk]) -> Iterator[T]:
+def spread(work: Callable[[Chunk], T], cuts: Sequence[Chunk]) -> list[T]:
     """The work on all chunks, on all cores; results in the order of the chunks."""
-    if len(cuts) == 1:
-        return iter([work(cuts[0])])
-    return _pool().map(work, cuts)
+    results: dict[int, T] = {}
+    left = iter(range(len(cuts)))  # shared: whoever is free takes the next chunk
 
+    def drain() -> None:
+        for at in left:
+            results[at] = work(cuts[at])
 
-def run(work: Callable[[Chunk], object], cuts: Iterable[Chunk]) -> None:
-    for _ in spread(work, list(cuts)):
-        pass
+    others = [_pool().submit(drain) for _ in range(min(CORES, len(cuts)) - 1)]
+    drain()  # the caller works too: one thread less to wake
+    for other in others:
+        other.result()
+    return [results[at] for at in range(len(cuts))]
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="blocks")
+    return ThreadPoolExecutor(CORES, thread_name_prefix="blocks")

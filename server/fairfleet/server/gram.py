@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fairfleet.server.blocks import CHUNK, SEGMENT, Chunk, chunks, run, spans, spread, workspace
+from fairfleet.server.blocks import CHUNK, SEGMENT, Chunk, chunks, spans, spread, workspace
 
 Row = NDArray[np.floating[Any]]
 Matrix = NDArray[np.float64]
@@ -37,7 +37,7 @@ class Gram:
 
     @cached_property
     def whole(self) -> Matrix:
-        return self.layers.sum(axis=0)
+        return np.asarray(self.layers.sum(axis=0))
 
     @cached_property
     def norms(self) -> Matrix:
@@ -129,13 +129,13 @@ class GramEngine:
         def work(chunk: Chunk) -> None:
             self._kernel.combine(rows, per_layer[chunk.layer], chunk, target, bool(wide[chunk.layer]))
 
-        run(work, self._chunks)
+        spread(work, self._chunks)
         return target
 
     def columns(self, order: Sequence[Hashable], reduce: ColumnRule, out: Row | None = None) -> Row:
         """One number per column, from all the rows' entries in it: for rules that no inner product can express."""
         rows, target = self._ordered(order), self._target(order, out)
-        run(lambda chunk: self._kernel.columns(rows, reduce, chunk, target), self._chunks)
+        spread(lambda chunk: self._kernel.columns(rows, reduce, chunk, target), self._chunks)
         return target
 
     def _admit(self, row_id: Hashable, row: Row) -> Any:
@@ -207,22 +207,28 @@ class NumpyKernel:
 
     def combine(self, rows: Sequence[Row], coefficients: Matrix, chunk: Chunk, out: Row, wide: bool) -> None:
         target = out[chunk.start : chunk.stop]
-        dtype = np.float64 if wide else target.dtype
-        total, term = workspace(2, CHUNK).view(dtype)[:, : len(target)]
+        dtype = np.dtype(np.float64) if wide else target.dtype
+        space = workspace(2, CHUNK).view(dtype)[:, : len(target)]
+        total = target if target.dtype == dtype else space[0]
         total.fill(0.0)
         for row, coefficient in zip(rows, coefficients.astype(dtype), strict=True):
             if coefficient != 0.0:
-                part = row[chunk.start : chunk.stop]
-                if part.dtype != dtype:
-                    np.copyto(term, part)  # far faster than a product of mixed types
-                    part = term
-                np.multiply(part, coefficient, out=term)
-                np.add(total, term, out=total)
-        np.copyto(target, total, casting="same_kind")
+                add_scaled(total, row[chunk.start : chunk.stop], coefficient, space[1])
+        if total is not target:
+            np.copyto(target, total, casting="same_kind")
 
     def columns(self, rows: Sequence[Row], reduce: ColumnRule, chunk: Chunk, out: Row) -> None:
         for start, stop in spans(chunk, SEGMENT):
             out[start:stop] = reduce(np.stack([row[start:stop] for row in rows]))
+
+
+def add_scaled(total: Row, part: Row, coefficient: np.floating[Any], spare: Row) -> None:
+    """total += coefficient part, in place and in the precision of the total."""
+    if part.dtype != total.dtype:
+        np.copyto(spare, part)  # far faster than a product of mixed types
+        part = spare
+    np.multiply(part, coefficient, out=spare)
+    np.add(total, spare, out=total)
 
 
 def _segments(space: Matrix, length: int) -> Matrix:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fairfleet.server.blocks import CHUNK, Chunk, chunks, run, workspace
+from fairfleet.server.blocks import CHUNK, Chunk, chunks, spread, workspace
 from fairfleet.server.gram import Row
 
 
@@ -222,4 +222,4 @@ def in_blocks(work: Callable[..., None], *vectors: Row) -> None:
     def on(chunk: Chunk) -> None:
         work(*(vector[chunk.start : chunk.stop] for vector in vectors))
 
-    run(on, chunks([len(vectors[0])]))
+    spread(on, list(chunks([len(vectors[0])])))

@@ -31,8 +31,8 @@ class AdaFedAdam(Rule):
         first = cohort.reported("first_loss")
         lag = np.divide(cohort.losses, first, out=np.ones(len(cohort)), where=first > 0.0)
         share = cohort.samples * lag**self.alpha
-        here = np.flatnonzero((norms > ZERO) & (slopes > ZERO) & (share > 0.0))
-        if not len(here):
+        here = np.flatnonzero((norms > ZERO) & (slopes > ZERO))
+        if not share[here].any():
             return Step(np.zeros(len(cohort)), status="no_usable_client", certainty=0.0)
         share = share[here] / share[here].sum()
         stretch = norms[here] / slopes[here]

@@ -58,6 +58,7 @@ class AFL(Rule):
 
 def project_on_simplex(point: Vector) -> Vector:
     """The nearest weights that are not negative and add up to one."""
+    point = point - point.max()  # the same projection, and nothing is lost beside a huge loss
     descending = np.sort(point)[::-1]
     excess = (np.cumsum(descending) - 1.0) / np.arange(1, len(point) + 1)
     return np.asarray(np.maximum(point - excess[np.flatnonzero(descending > excess)[-1]], 0.0))

@@ -24,7 +24,7 @@ class Krum(Rule):
 
     def step(self, cohort: Cohort, state: State) -> Step:
         scores = krum_scores(cohort.own.whole, self.f)
-        chosen = np.sort(np.argsort(scores, kind="stable")[: self.multi])
+        chosen = np.argsort(scores, kind="stable")[: self.multi]
         weights = spread(np.full(len(chosen), 1.0 / len(chosen)), chosen, len(cohort))
         return Step(weights, notes={"selected": chosen.tolist()})
 
