@@ -102,8 +102,8 @@ def test_bounds_that_no_weights_meet_are_an_error() -> None:
 def test_a_thousand_clients_take_well_under_a_second(kind: str) -> None:
     rows = rows_of(kind, 1000, 0)
     gram = rows @ rows.T
-    began = time.perf_counter()
+    began = time.process_time()
     assert min_norm_on_simplex(gram).residual <= 1e-10
     unit = np.corrcoef(rows)
     assert min_norm_in_box(unit, np.zeros(1000), np.full(1000, 0.01)).residual <= 1e-10
-    assert time.perf_counter() - began < 5.0  # about 0.2 s on a quiet machine
+    assert time.process_time() - began < 10.0  # both together about 0.5 s of two cores on a quiet machine
