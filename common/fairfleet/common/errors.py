@@ -16,6 +16,7 @@
     │   ├── OutOfOrder            not the chunk that follows
     │   └── Corrupted             bytes that do not match their checksum or digest
     ├── TaskFailed            the task on this client: training diverged, data that do not fit the model
+    ├── TryLater              the same call may succeed in a while
     └── Bug                   our own
 
 A message says what was found, what was expected, and what to do. A value that came from a
@@ -92,6 +93,10 @@ class Corrupted(Refused):
 
 class TaskFailed(FleetError):
     pass
+
+
+class TryLater(FleetError):
+    status = grpc.StatusCode.UNAVAILABLE
 
 
 class Bug(FleetError):

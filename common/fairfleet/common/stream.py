@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import numpy as np
 from fairfleet.common.codecs import CHUNK_BYTES, RAW32, Codec
 from fairfleet.common.errors import BadRequest, Corrupted, OutOfOrder
-from fairfleet.common.tensors import Model, Section, Vector
+from fairfleet.common.tensors import Model, Section, Vector, write_all
 from fairfleet.proto.v1.model_pb2 import Chunk
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
@@ -202,8 +202,8 @@ def is_finite(values: Vector) -> bool:
 
 
 def write_record(file: BinaryIO, message: bytes) -> None:
-    file.write(_LENGTH.pack(len(message)))
-    file.write(message)
+    write_all(file, _LENGTH.pack(len(message)))
+    write_all(file, message)
 
 
 def read_records(file: BinaryIO) -> Iterator[bytes]:
@@ -217,10 +217,3 @@ def read_records(file: BinaryIO) -> Iterator[bytes]:
 
 def record_bytes(message: bytes) -> int:
     return _LENGTH.size + len(message)
-
-
-def digest_of(messages: Iterable[bytes]) -> bytes:
-    digest = Digest()
-    for message in messages:
-        digest.add(Chunk.FromString(message))
-    return digest.value()

@@ -19,7 +19,6 @@ from fairfleet.common.tensors import Model
 from fairfleet.common.wire import report_out
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.publication import Publication
-from fairfleet.server.settings import ServerSettings
 from fairfleet.server.store import Store, StoredUpdate
 
 Updates = Mapping[str, tuple[StoredUpdate, Model]]
@@ -45,9 +44,10 @@ class Committer:
         self._store = store
         self.model = model
         self.publication = publication
+        self._spare = Model.empty(model.signature)  # the next model is made in it; the two take turns
 
     @classmethod
-    def open(cls, store: Store, version: int, settings: ServerSettings) -> Committer:
+    def open(cls, store: Store, version: int) -> Committer:
         found = store.model_file(version)
         if found is None:
             raise StateDirError(f"{store.folder} has no model of version {version}; restore it from a backup")
@@ -65,7 +65,7 @@ class Committer:
         began = time.perf_counter()
         version = self.publication.version + 1
         weights = sample_weights(updates)
-        model = Model.empty(self.model.signature)
+        model = self._spare
         rows = [row.parameters for _, row in updates.values()]
         np.copyto(model.parameters, self.model.parameters)
         for weight, row in zip(weights, rows, strict=True):
@@ -91,7 +91,7 @@ class Committer:
         return Committed(version, model, publication, file, record)
 
     def adopt(self, committed: Committed) -> None:
-        self.model, self.publication = committed.model, committed.publication
+        self._spare, self.model, self.publication = self.model, committed.model, committed.publication
 
 
 def sample_weights(updates: Updates) -> list[float]:
@@ -102,6 +102,7 @@ def sample_weights(updates: Updates) -> list[float]:
 
 def merge_state(model: Model, updates: Updates, weights: list[float]) -> None:
     """What is not trained: float buffers are averaged by samples, counters take the largest."""
+    model.buffers[:] = 0
     for weight, (_, row) in zip(weights, updates.values(), strict=True):
         model.buffers[:] += np.float32(weight) * row.buffers
     np.maximum.reduce([row.counters for _, row in updates.values()], out=model.counters)

@@ -7,14 +7,13 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 from fairfleet.common import wire
 from fairfleet.common.codecs import agree
-from fairfleet.common.errors import BadRequest, NotKept, Refused, WrongState, short
+from fairfleet.common.errors import BadRequest, NotKept, Refused, TryLater, WrongState, short
 from fairfleet.proto.v1 import fleet_pb2 as pb
-from fairfleet.proto.v1 import operator_pb2
-from fairfleet.server.coordinator import Assignment, Coordinator, Receipt
+from fairfleet.server.coordinator import Coordinator, Receipt
 from fairfleet.server.handlers import Context
+from fairfleet.server.roster import Assignment
 from fairfleet.server.rounds import Phase
 from fairfleet.server.sessions import Member
 from fairfleet.server.uploads import Announced
@@ -68,7 +67,7 @@ class FleetService:
         coordinator = self._coordinator
         assignment = await coordinator.next_task(request.session)
         if coordinator.stopping:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is stopping; try again")
+            raise TryLater("the server is stopping; try again")
         if assignment is not None:
             return self._task(request.session, assignment)
         if coordinator.round.phase is Phase.FINISHED:
@@ -79,7 +78,7 @@ class FleetService:
     def _task(self, session: str, assignment: Assignment) -> pb.NextTaskResponse:
         coordinator, publication = self._coordinator, self._coordinator.publication
         model = pb.ModelRef(version=publication.version, digest=publication.digest, size_bytes=publication.size_bytes)
-        left = assignment.seconds_left(asyncio.get_running_loop().time())
+        left = max(0.0, assignment.ends - asyncio.get_running_loop().time())
         if assignment.kind == "evaluate":
             return pb.NextTaskResponse(evaluate=pb.EvaluateTask(id=assignment.id, model=model, seconds_left=left))
         member = coordinator.session(session).member
@@ -141,6 +140,9 @@ class FleetService:
                 coordinator.discard(upload)
             where = f"update of {upload.announced.client} for round {upload.announced.round}"
             raise type(error)(f"{where}: {error}") from None
+        except OSError as error:
+            coordinator.discard(upload)  # what is on the disk may not be what was received
+            raise TryLater(f"the server cannot write to its disk: {error.strerror}") from error
 
     async def ReportEvaluation(  # noqa: N802
         self, request: pb.ReportEvaluationRequest, context: Context
@@ -155,18 +157,10 @@ class FleetService:
         if request.failure:
             await coordinator.give_up(request.session, request.task, request.failure)
             return pb.HeartbeatResponse(abandon=True, reason="given up")
-        if not coordinator.heartbeat(request.session, request.task):
-            return pb.HeartbeatResponse(abandon=True, reason="the round went on without it")
-        coordinator.broadcast.emit(
-            coordinator.round.number,
-            training_progress=operator_pb2.TrainingProgress(
-                client=coordinator.session(request.session).client,
-                steps_done=request.steps_done,
-                steps_planned=request.steps_planned,
-                loss=request.loss,
-            ),
+        wanted = coordinator.progress(
+            request.session, request.task, request.steps_done, request.steps_planned, request.loss
         )
-        return pb.HeartbeatResponse()
+        return pb.HeartbeatResponse(abandon=not wanted, reason="" if wanted else "the round went on without it")
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:  # noqa: N802
         await self._coordinator.leave(request.session, short(request.reason))

@@ -16,7 +16,7 @@ from fairfleet.common.codecs import codec_named
 from fairfleet.common.errors import BadRequest, Corrupted, LimitReached, OutOfOrder, StateDirError, WrongState
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import Decoder, read_records, record_bytes, write_record
-from fairfleet.common.tensors import Model, Signature
+from fairfleet.common.tensors import Model
 from fairfleet.server.durable import sync_folder
 
 
@@ -30,20 +30,6 @@ class Announced:
     size_bytes: int
     digest: bytes
     report: TrainReport
-
-
-class Rows:
-    """Memory for decoded updates, used again round after round: fresh memory costs a page fault per 4 KiB."""
-
-    def __init__(self, signature: Signature) -> None:
-        self._signature = signature
-        self._free: list[Model] = []
-
-    def take(self) -> Model:
-        return self._free.pop() if self._free else Model.empty(self._signature)
-
-    def give_back(self, row: Model) -> None:
-        self._free.append(row)
 
 
 class Upload:

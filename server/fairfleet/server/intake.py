@@ -1,0 +1,108 @@
+"""The updates of the current round: those on their way in, and those that are whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fairfleet.common.errors import WrongState
+from fairfleet.common.tensors import Model, Section, Signature
+from fairfleet.server.store import Store, StoredUpdate
+from fairfleet.server.uploads import Announced, Upload, rebuild
+
+
+class Rows:
+    """Memory for decoded updates, used again round after round: fresh memory costs a page fault per 4 KiB."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        self._free: list[Model] = []
+
+    def take(self) -> Model:
+        return self._free.pop() if self._free else Model.empty(self._signature)
+
+    def give_back(self, row: Model) -> None:
+        self._free.append(row)
+
+
+class Intake:
+    def __init__(self, store: Store, signature: Signature, durable: bool, limit_bytes: int | None) -> None:
+        self.durable = durable  # an update is on the disk before its receipt is given
+        self.limit_bytes = limit_bytes or raw_bytes(signature)
+        self.whole: dict[str, tuple[StoredUpdate, Model]] = {}  # by client
+        self._store = store
+        self._rows = Rows(signature)
+        self._under_way: dict[str, Upload] = {}  # by client
+        self._open: dict[bytes, Upload] = {}  # by token
+
+    def open(self, announced: Announced) -> Upload:
+        """The upload of this very update, with what has come of it so far; another of the same client is dropped."""
+        upload = self._under_way.get(announced.client)
+        if upload is None or upload.announced.digest != announced.digest:
+            if upload is not None:
+                self.drop(upload)
+            upload = Upload(announced, self._rows.take(), self._path(announced))
+            self._under_way[announced.client] = upload
+        self._open.pop(upload.token, None)
+        self._open[upload.reopen()] = upload
+        return upload
+
+    def by_token(self, token: bytes) -> Upload:
+        try:
+            return self._open[token]
+        except KeyError:
+            raise WrongState("this upload is not open; open it again to learn where to go on") from None
+
+    def keep(self, upload: Upload) -> StoredUpdate:
+        """A finished upload becomes one of the round's updates."""
+        announced = upload.announced
+        self._forget(upload)
+        update = StoredUpdate(
+            announced.round,
+            announced.client,
+            announced.digest,
+            announced.codec,
+            announced.size_bytes,
+            announced.report,
+            str(upload.path.relative_to(self._store.folder)) if upload.path else None,
+        )
+        self.whole[announced.client] = (update, upload.row)
+        return update
+
+    def drop(self, upload: Upload) -> None:
+        """Its row is not used again: a stream that was cut off may still be writing into it."""
+        if self._under_way.get(upload.announced.client) is upload:
+            self._forget(upload)
+        upload.discard()
+
+    def drop_of(self, client: str) -> None:
+        if upload := self._under_way.get(client):
+            self.drop(upload)
+
+    def restore(self, update: StoredUpdate) -> None:
+        """Takes an update up again that an earlier run of the server gave a receipt for."""
+        row = self._rows.take()
+        rebuild(row, self._store.folder / (update.file or ""), update.codec, update.digest)
+        self.whole[update.client] = (update, row)
+
+    def clear(self) -> None:
+        """The round is over."""
+        for _, row in self.whole.values():
+            self._rows.give_back(row)
+        self.whole.clear()
+        for upload in list(self._under_way.values()):
+            self.drop(upload)
+
+    def _forget(self, upload: Upload) -> None:
+        self._under_way.pop(upload.announced.client, None)
+        self._open.pop(upload.token, None)
+
+    def _path(self, announced: Announced) -> Path | None:
+        if not self.durable:
+            return None
+        return self._store.upload_path(announced.round, announced.client, announced.digest)
+
+
+def raw_bytes(signature: Signature) -> int:
+    """What an update takes uncompressed: more than that no codec needs."""
+    floats = signature.size(Section.PARAMETERS) + signature.size(Section.BUFFERS)
+    return 4 * floats + 8 * signature.size(Section.COUNTERS)
