@@ -7,7 +7,8 @@ whose extra is not installed adds nothing: a device simply has fewer commands.
 from __future__ import annotations
 
 import sys
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import version as installed_version
 from io import TextIOWrapper
 
 import typer
@@ -47,12 +48,16 @@ def _needs_extra(entry: EntryPoint, missing: str | None) -> str:
     return f"`fairfleet {entry.name}` needs {missing}, which is not installed: pip install 'fairfleet[{extra}]'"
 
 
-def _options(
-    show_version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
-) -> None:
-    if show_version:
-        print(f"fairfleet {version('fairfleet')}")
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fairfleet {installed_version('fairfleet')}")
         raise typer.Exit
+
+
+def _options(
+    version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True, callback=_print_version),
+) -> None:
+    """Of the program itself. Acted upon when they are read: without a command, nothing further is called."""
 
 
 def main() -> None:
