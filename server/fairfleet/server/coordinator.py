@@ -74,6 +74,7 @@ class Coordinator:
         self._revoked = store.revoked()
         self._background: set[asyncio.Task[None]] = set()
         self._deadline: asyncio.TimerHandle | None = None
+        self._evaluation = pb.EvaluationFinished()  # of the evaluation under way, so far
         self._started = self._asked_at = self._now()
 
     # ---- life ----------------------------------------------------------------------------------
@@ -190,9 +191,9 @@ class Coordinator:
             if evaluation:
                 reported.evaluation.CopyFrom(wire.evaluation_out(evaluation))
             self._roster.release([client])
-            self._emit(evaluation_reported=reported)
+            self._evaluation.reported += evaluation is not None
             write = self._store.evaluation_write(version, client, evaluation, failure)
-            await self._apply(rounds.Evaluated(client), write)
+            await self._apply(rounds.Evaluated(client), write, evaluation_reported=reported)
             await self._pump()
 
     # ---- uploads -------------------------------------------------------------------------------
@@ -250,12 +251,12 @@ class Coordinator:
                 return receipt or Receipt(number, b"", False, True, f"round {number} no longer waits for {client}")
             update = self._intake.keep(upload)
             self._roster.release([client])
-            writes = [self._store.update_write(update)] if self._intake.durable else []
-            await self._apply(rounds.UpdateStored(client), *writes)
-            received, asked = len(self._round.received), len(self._round.asked)
-            arrived = pb.UpdateReceived(client=client, size_bytes=update.size_bytes, received=received, asked=asked)
+            received, asked = self._round.received | {client}, self._round.asked - {client}
+            arrived = pb.UpdateReceived(client=client, received=len(received), asked=len(asked))
+            arrived.size_bytes = update.size_bytes
             arrived.report.CopyFrom(wire.report_out(update.report))
-            self._emit(update_received=arrived)
+            writes = [self._store.update_write(update)] if self._intake.durable else []
+            await self._apply(rounds.UpdateStored(client), *writes, update_received=arrived)
             await self._pump()
         return Receipt(number, update.digest, counted=True, durable=self._intake.durable)
 
@@ -293,13 +294,17 @@ class Coordinator:
             await self._apply(event)
             await self._pump()
 
-    async def _apply(self, event: rounds.Event, *writes: Write) -> None:
-        """One event, under the lock: decided, on the disk, then visible."""
+    async def _apply(self, event: rounds.Event, *writes: Write, **news: Any) -> None:
+        """One event, under the lock: decided, on the disk, then visible; `news` of it comes before what it leads to."""
         before = self._round
         after, actions = rounds.step(before, event, self._policy)
         in_memory = isinstance(event, rounds.UpdateStored) and not self._intake.durable
         if writes or (after != before and not in_memory):
             await self._in_database(self._store.record, before, event, after, *writes)
+        if news:
+            self._emit(**news)
+        if before.phase is Phase.EVALUATING and before.asked and after.phase is not Phase.EVALUATING:
+            self._emit(evaluation_finished=self._evaluation)
         self._round = after
         for action in actions:
             self._carry_out(action)
@@ -337,6 +342,7 @@ class Coordinator:
             case rounds.Evaluate(clients):
                 self._set_deadline(self.settings.round.evaluation_deadline_seconds)
                 self._roster.assign("evaluate", round.number, round.attempt, clients, self._ends)
+                self._evaluation = pb.EvaluationFinished(asked=len(clients))
                 self._emit(evaluation_started=pb.EvaluationStarted(clients=sorted(clients)))
             case rounds.Release(clients):
                 self._roster.release(clients)
@@ -387,10 +393,10 @@ class Coordinator:
         writes = [self._store.commit_writes(committed.version, committed.digest, committed.file, record, keep)]
         if not self._intake.durable:
             writes = [self._store.update_write(update) for update, _ in self._intake.whole.values()] + writes
-        await self._apply(rounds.ModelStored(committed.version), *writes)
+        news = pb.RoundCommitted(record=record_out(record))
+        await self._apply(rounds.ModelStored(committed.version), *writes, round_committed=news)
         self._committer.adopt(committed)
         self._intake.clear()
-        self._emit(round_committed=pb.RoundCommitted(record=record_out(record)))
 
     async def _lost(self, client: str) -> None:
         self._roster.release([client])

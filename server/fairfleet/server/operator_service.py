@@ -45,7 +45,9 @@ class OperatorService:
         )
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Event]:  # noqa: N802
-        async for event in self._coordinator.broadcast.watch():
+        events = self._coordinator.broadcast.watch()
+        await context.send_initial_metadata(())  # from here on nothing is missed: the contract
+        async for event in events:
             yield event
 
     async def Rounds(self, request: pb.RoundsRequest, context: Context) -> AsyncIterator[pb.RoundRecord]:  # noqa: N802
