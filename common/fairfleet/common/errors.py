@@ -16,6 +16,7 @@
     │   ├── OutOfOrder            not the chunk that follows
     │   └── Corrupted             bytes that do not match their checksum or digest
     ├── TaskFailed            the task on this client: training diverged, data that do not fit the model
+    ├── Unreachable           nobody answers where the server should be
     ├── TryLater              the same call may succeed in a while
     └── Bug                   our own
 
@@ -93,6 +94,11 @@ class Corrupted(Refused):
 
 class TaskFailed(FleetError):
     pass
+
+
+class Unreachable(FleetError):
+    status = grpc.StatusCode.UNAVAILABLE
+    exit_code = 6
 
 
 class TryLater(FleetError):
