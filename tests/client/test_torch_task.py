@@ -336,6 +336,14 @@ def test_module_and_data_are_built_once_and_nothing_is_built_before_the_device_i
     assert built == 1
 
 
+def test_who_starts_the_client_may_choose_another_device_or_leave_it() -> None:
+    chosen = task(device="cpu:0")
+    chosen.use_device("auto")
+    assert chosen.device == "cpu:0"
+    chosen.use_device("cpu")
+    assert chosen.device == "cpu"
+
+
 @pytest.mark.parametrize("device", ["cuda:99", "mps:99", "abacus", "meta"])
 def test_a_device_that_is_not_there_is_refused(device: str) -> None:
     with pytest.raises(UsageError, match="give auto, cpu, cuda or mps"):

@@ -26,6 +26,7 @@ from fairfleet.common.errors import (
     OutOfOrder,
     Revoked,
     Superseded,
+    TaskFailed,
     WrongState,
 )
 from fairfleet.common.stream import Decoder
@@ -110,7 +111,7 @@ class Agent:
             self._spool.clear()
             self._link.heartbeat(task=id, failure=f"{type(error).__name__}: {error}"[:300])
             if self._failures >= FAILURES_IN_A_ROW:
-                raise FleetError(
+                raise TaskFailed(
                     f"the task failed {self._failures} times in a row, the last time with "
                     f"{type(error).__name__}: {error}. Mend it and start this client again."
                 ) from error
@@ -261,7 +262,7 @@ class Heartbeat:
 def check_finite(model: Model) -> None:
     for name, array in model.named().items():
         if not np.isfinite(array.sum(dtype=np.float64)):
-            raise BadRequest(
+            raise TaskFailed(
                 f"after training, tensor {name} has values that are not finite; lower the learning rate or look for a "
                 "division by zero in the task"
             )

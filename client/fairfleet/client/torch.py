@@ -72,12 +72,17 @@ class TorchTask:
         self.test_samples = len(self._test) if self._test is not None else 0
         if not self.train_samples:
             raise UsageError("the training set is empty; a client needs at least one sample to take part")
-        self.use_device(device)
+        self._device = choose_device(device)
+        self.device = str(self._device)
 
     def use_device(self, name: str) -> None:
-        """Trains from now on on `name`: auto, cpu, cuda, cuda:1, mps. Nothing is moved before it is used."""
-        self._device = choose_device(name)
-        self.device = str(self._device)
+        """For whoever starts the client: cpu, cuda, cuda:1 or mps; auto leaves it as the task's author chose.
+
+        Nothing is moved before it is used.
+        """
+        if name != "auto":
+            self._device = choose_device(name)
+            self.device = str(self._device)
 
     def initial_model(self) -> Model:
         return _as_model(self._new_module() if self._overwritten else self._module)

@@ -15,9 +15,9 @@
     │   ├── NotKept               no longer, or not yet, to be had
     │   ├── OutOfOrder            not the chunk that follows
     │   └── Corrupted             bytes that do not match their checksum or digest
-    ├── TaskFailed            the task on this client: training diverged, data that do not fit the model
-    ├── Unreachable           nobody answers where the server should be
     ├── TryLater              the same call may succeed in a while
+    ├── Unreachable           nobody answers where the server should be
+    ├── TaskFailed            the task on this client: training diverged, data that do not fit the model
     └── Bug                   our own
 
 A message says what was found, what was expected, and what to do. A value that came from a
@@ -92,8 +92,8 @@ class Corrupted(Refused):
     status = grpc.StatusCode.DATA_LOSS
 
 
-class TaskFailed(FleetError):
-    pass
+class TryLater(FleetError):
+    status = grpc.StatusCode.UNAVAILABLE
 
 
 class Unreachable(FleetError):
@@ -101,8 +101,8 @@ class Unreachable(FleetError):
     exit_code = 6
 
 
-class TryLater(FleetError):
-    status = grpc.StatusCode.UNAVAILABLE
+class TaskFailed(FleetError):
+    pass
 
 
 class Bug(FleetError):

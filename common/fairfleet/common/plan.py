@@ -30,8 +30,6 @@ class Plan(BaseModel):
             raise ValueError(f"give epochs or steps, not both (found epochs {self.epochs} and steps {self.steps})")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum above 0")
-        if not self.epochs and not self.steps:
-            object.__setattr__(self, "epochs", 1)  # the model is frozen for others, not for its own validator
         return self
 
     def for_client(self, client: str, round_number: int) -> Plan:
@@ -41,7 +39,7 @@ class Plan(BaseModel):
 
     def steps_for(self, samples: int) -> int:
         """How many solver steps this plan means for a client with so many samples."""
-        return self.steps or self.epochs * self.batches_in_epoch(samples)
+        return self.steps or max(self.epochs, 1) * self.batches_in_epoch(samples)
 
     def batches_in_epoch(self, samples: int) -> int:
         """A last batch of a single sample joins the one before it: batch normalisation cannot train on one."""

@@ -194,7 +194,7 @@ class Model:
         with open(path, "wb", buffering=0) as file:
             write_all(file, struct.pack("<Q", len(text)) + text)
             for section in ON_DISK:
-                write_all(file, memoryview(self.vector(section)).cast("B"))
+                write_all(file, self.vector(section).view(np.uint8).data)
 
     @classmethod
     def load(cls, path: Path) -> tuple[Model, dict[str, str]]:

@@ -72,7 +72,8 @@ def evaluation_in(message: pb.Evaluation) -> Evaluation:
 
 
 def plan_out(plan: Plan) -> pb.Plan:
-    return pb.Plan(**plan.model_dump(exclude={"solver"}), solver=_SOLVERS[plan.solver])
+    fields = plan.model_dump(exclude={"solver", "epochs"})
+    return pb.Plan(**fields, epochs=0 if plan.steps else max(plan.epochs, 1), solver=_SOLVERS[plan.solver])
 
 
 def plan_in(message: pb.Plan) -> Plan:

@@ -213,7 +213,10 @@ class Coordinator:
             )
         if not self._round.takes_update_of(client):
             raise WrongState(f"client {client} was not asked to train in round {number}; ask for a new task")
-        return await self._in_worker(self._intake.open, announced)
+        upload = self._intake.upload_for(announced)
+        await self._in_worker(upload.reopen)
+        self._intake.opened(upload)
+        return upload
 
     async def _receipt_for(self, client: str, number: int) -> Receipt | None:
         """The answer to an update that is here already, or that came too late; None: it may be sent."""

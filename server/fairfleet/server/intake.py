@@ -34,17 +34,18 @@ class Intake:
         self._under_way: dict[str, Upload] = {}  # by client
         self._open: dict[bytes, Upload] = {}  # by token
 
-    def open(self, announced: Announced) -> Upload:
-        """The upload of this very update, with what has come of it so far; another of the same client is dropped."""
+    def upload_for(self, announced: Announced) -> Upload:
+        """The upload of this very update, perhaps begun; another of the same client is dropped."""
         upload = self._under_way.get(announced.client)
         if upload is None or upload.announced.digest != announced.digest:
-            if upload is not None:
-                self.drop(upload)
-            upload = Upload(announced, self._rows.take(), self._path(announced))
-            self._under_way[announced.client] = upload
-        self._open.pop(upload.token, None)
-        self._open[upload.reopen()] = upload
+            self.drop_of(announced.client)
+            upload = self._under_way[announced.client] = Upload(announced, self._rows.take(), self._path(announced))
         return upload
+
+    def opened(self, upload: Upload) -> None:
+        """The upload has a new token; the older ones are void."""
+        self._open = {token: other for token, other in self._open.items() if other is not upload}
+        self._open[upload.token] = upload
 
     def by_token(self, token: bytes) -> Upload:
         try:

@@ -52,7 +52,7 @@ class Roster:
         self.wake_all()
 
     async def wait(self, session: Session) -> None:
-        """Until there is news for this client, or for as long as a poll may be held. The lease does not run meanwhile."""
+        """Until there is news for this client, or a poll was held long enough. The lease does not run meanwhile."""
         self.wake(session.client)  # an older poll of the same client was given up by it
         woken = self._waiting[session.client] = asyncio.get_running_loop().create_future()
         session.polls += 1

@@ -11,6 +11,7 @@ import secrets
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from fairfleet.common.codecs import codec_named
 from fairfleet.common.errors import BadRequest, Corrupted, LimitReached, OutOfOrder, StateDirError, WrongState
@@ -41,10 +42,7 @@ class Upload:
         self.token = b""
         self._busy = threading.Lock()  # a stream that was replaced may still be inside `take`
         self._decoder = Decoder(row, codec_named(announced.codec))
-        self._file = None
-        if path is not None:
-            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115  # closed by `close`
-            self._recover()
+        self._file: BinaryIO | None = None
 
     @property
     def offset_bytes(self) -> int:
@@ -53,6 +51,9 @@ class Upload:
     def reopen(self) -> bytes:
         """A new token: the stream that held the old one can no longer write."""
         with self._busy:
+            if self.path is not None and self._file is None:
+                self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115  # closed by finish or discard
+                self._recover(self._file)
             self.token = secrets.token_bytes(16)
             return self.token
 
@@ -88,18 +89,17 @@ class Upload:
             self._file.close()
             self.path.unlink(missing_ok=True)
 
-    def _recover(self) -> None:
+    def _recover(self, file: BinaryIO) -> None:
         """Takes up what an earlier server left of this stream; a torn record at its end is cut off."""
-        assert self._file is not None
-        self._file.seek(0)
+        file.seek(0)
         whole = 0
-        for message in read_records(self._file):
+        for message in read_records(file):
             try:
                 self._decoder.take(message)
             except (BadRequest, Corrupted, OutOfOrder):
                 break  # what the disk kept is not what was written: the client sends it again from here
             whole += record_bytes(message)
-        self._file.truncate(whole)
+        file.truncate(whole)
 
 
 def rebuild(row: Model, path: Path, codec: str, digest: bytes) -> None:

@@ -1,0 +1,191 @@
+"""Starts, kills and watches the processes of one federation, and proves from its records what its model must be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from fairfleet.common.tensors import Model
+from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
+
+HERE = Path(__file__).parent
+PROGRAM = [sys.executable, "-m", "fairfleet.common.cli"]
+PATIENCE_SECONDS = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"waited {seconds:g} s in vain for {what}")
+
+
+class Fleet:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.port = free_port()
+        self.server: subprocess.Popen[str] | None = None
+        self.clients: dict[str, subprocess.Popen[str]] = {}
+        self.options: dict[str, dict[str, Any]] = {}
+        self.size = 1000
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    # ---- processes -----------------------------------------------------------------------------
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [*PROGRAM, *words]
+        return subprocess.run(command, cwd=HERE, text=True, capture_output=True, timeout=PATIENCE_SECONDS, check=False)
+
+    def init(self, size: int = 1000) -> Path:
+        self.size = size
+        model = self.folder / "model.safetensors"
+        done = self.run("init", "--task", "tasks:shift", "-o", f"size={size}", "--output", str(model))
+        assert done.returncode == 0, done.stderr
+        return model
+
+    def start_server(self, **settings: Any) -> None:
+        """`settings` by their path, a double underscore for the dot."""
+        words = ["server", "--listen", self.address, "--state-dir", str(self.state)]
+        if not self.state.exists():
+            words += ["--model", str(self.folder / "model.safetensors")]
+        defaults = {"rounds": 5, "round__minimum_clients": 2, "round__evaluate_every": 0, "lease_seconds": 5}
+        for path, value in (defaults | settings).items():
+            words += ["--set", f"{path.replace('__', '.')}={value}"]
+        self.server = self._start(words, "server.log")
+        assert self.server.stdout is not None
+        line = self.server.stdout.readline()
+        assert line.startswith("serving on"), self.log("server.log")
+
+    def start_client(self, name: str, **options: Any) -> subprocess.Popen[str]:
+        self.options[name] = {"shift": 1, "samples": 10, "size": self.size} | options
+        words = ["client", "--task", "tasks:shift", "--name", name, "--server", self.address]
+        words += ["--state-dir", str(self.folder / "clients")]
+        for key, value in self.options[name].items():
+            words += ["-o", f"{key}={value}"]
+        self.clients[name] = self._start(words, f"{name}.log")
+        return self.clients[name]
+
+    def _start(self, words: list[str], log: str) -> subprocess.Popen[str]:
+        file = open(self.folder / log, "a")  # noqa: SIM115  # the process keeps it
+        return subprocess.Popen([*PROGRAM, *words], cwd=HERE, text=True, stdout=subprocess.PIPE, stderr=file)
+
+    def kill_server(self) -> None:
+        assert self.server is not None
+        self.server.kill()
+        self.server.wait(10)
+
+    def stop_server(self) -> int:
+        assert self.server is not None
+        self.server.send_signal(signal.SIGTERM)
+        return self.server.wait(20)
+
+    def kill_client(self, name: str) -> None:
+        self.clients[name].kill()
+        self.clients[name].wait(10)
+
+    def wait_clients(self, seconds: float = PATIENCE_SECONDS) -> dict[str, int]:
+        return {name: process.wait(seconds) for name, process in self.clients.items()}
+
+    def end(self) -> None:
+        for process in (*self.clients.values(), self.server):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait(10)
+
+    def log(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+    # ---- what it says --------------------------------------------------------------------------
+
+    def operator(self) -> OperatorStub:
+        self._channel = grpc.insecure_channel(self.address)
+        grpc.channel_ready_future(self._channel).result(20)
+        return OperatorStub(self._channel)
+
+    def status(self) -> pb.StatusResponse:
+        with grpc.insecure_channel(self.address) as channel:
+            return OperatorStub(channel).Status(pb.StatusRequest(), timeout=10, wait_for_ready=True)
+
+    def version(self) -> int:
+        """The newest committed version, from the database: also while no server runs."""
+        rows = self.query("select max(version) from models")
+        return int(rows[0][0] or 0)
+
+    def wait_for_version(self, version: int, seconds: float = PATIENCE_SECONDS) -> None:
+        until(lambda: self.version() >= version, f"version {version}", seconds)
+
+    def watch(self) -> list[pb.Event]:
+        """Events from now on; the list grows in the background until the server ends."""
+        events: list[pb.Event] = []
+        stub = self.operator()
+
+        def read() -> None:
+            with contextlib.suppress(grpc.RpcError):
+                for event in stub.Watch(pb.WatchRequest()):
+                    events.append(event)
+
+        threading.Thread(target=read, daemon=True).start()
+        return events
+
+    # ---- what is on the disk -------------------------------------------------------------------
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        with contextlib.closing(sqlite3.connect(f"file:{self.state / 'federation.db'}?mode=ro", uri=True)) as database:
+            return database.execute(sql).fetchall()
+
+    def model(self, version: int) -> Model:
+        (file,) = self.query(f"select file from models where version = {version}")[0]
+        return Model.load(self.state / file)[0]
+
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(text) for (text,) in self.query("select record from rounds order by round")]
+
+    def prove(self, rounds: int) -> None:
+        """Every round was committed once, of updates for that round, and the model is their sum and nothing else."""
+        records = self.records()
+        assert [record["round"] for record in records] == list(range(rounds))
+        stored = {(number, client) for number, client in self.query("select round, client from updates")}
+        expected, largest = np.float64(0), 0
+        for record in records:
+            contributions = {c["client"]: c["weight"] for c in record["contributions"]}
+            assert len(contributions) == len(record["contributions"])
+            assert {(record["round"], client) for client in contributions} <= stored
+            assert abs(sum(contributions.values()) - 1) < 1e-12
+            expected += sum(weight * self.options[client]["shift"] for client, weight in contributions.items())
+            largest += max(self.options[client]["samples"] for client in contributions)
+        counted = {(record["round"], c["client"]) for record in records for c in record["contributions"]}
+        assert {(number, client) for number, client in stored if number < rounds} == counted
+        model = self.model(rounds)
+        np.testing.assert_allclose(model.parameters, -expected, rtol=1e-5)
+        assert model.counters[0] == largest
+        last = {c["client"]: c["weight"] for c in records[-1]["contributions"]}
+        mean = sum(weight * self.options[client]["shift"] for client, weight in last.items())
+        np.testing.assert_allclose(model.buffers, mean, rtol=1e-6)
+        digest = self.query(f"select digest from models where version = {rounds}")[0][0]
+        assert digest == records[-1]["digest"]

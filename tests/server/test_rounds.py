@@ -1,0 +1,309 @@
+"""The round as a pure state machine: every sequence of events keeps its promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fairfleet.server.rounds import (
+    ALL_ROUNDS_DONE,
+    Aggregate,
+    ClientLost,
+    ClientsChosen,
+    DeadlinePassed,
+    Evaluate,
+    Evaluated,
+    Event,
+    Finish,
+    IllegalEvent,
+    ModelStored,
+    Paused,
+    Phase,
+    Policy,
+    Release,
+    Resumed,
+    Round,
+    StopRequested,
+    Train,
+    UpdateStored,
+    event_from_json,
+    event_to_json,
+    resume,
+    round_from_json,
+    round_to_json,
+    step,
+)
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+POLICY = Policy(rounds=3, quorum=0.5)
+
+
+def people(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+def after(round: Round, *events: Event, policy: Policy = POLICY) -> Round:
+    for event in events:
+        round, _ = step(round, event, policy)
+    return round
+
+
+def test_a_round_goes_on_when_everyone_has_answered() -> None:
+    training = after(Round(0), ClientsChosen(people("a", "b")), UpdateStored("a"))
+    assert training.phase is Phase.TRAINING
+    done, actions = step(training, UpdateStored("b"), POLICY)
+    assert (done.phase, actions) == (Phase.AGGREGATING, (Aggregate(people("a", "b")),))
+
+
+def test_the_deadline_takes_a_quorum_and_releases_the_rest() -> None:
+    training = after(Round(0), ClientsChosen(people("a", "b", "c", "d")), UpdateStored("a"), UpdateStored("b"))
+    done, actions = step(training, DeadlinePassed(0), POLICY)
+    assert actions == (Release(people("c", "d")), Aggregate(people("a", "b")))
+    assert done.lost == people("c", "d")
+
+
+def test_a_missed_quorum_keeps_what_came_in_and_asks_more() -> None:
+    short = after(Round(0), ClientsChosen(people("a", "b", "c", "d")), UpdateStored("a"), DeadlinePassed(0))
+    assert (short.phase, short.attempt, short.received) == (Phase.WAITING, 1, people("a"))
+    more, actions = step(short, ClientsChosen(people("e")), POLICY)
+    assert actions == (Train(people("e")),)
+    assert more.asked == people("b", "c", "d", "e")
+    assert after(more, UpdateStored("e"), DeadlinePassed(1)).phase is Phase.AGGREGATING
+
+
+def test_a_straggler_of_an_earlier_attempt_still_counts() -> None:
+    short = after(Round(0), ClientsChosen(people("a", "b", "c", "d")), UpdateStored("a"), DeadlinePassed(0))
+    done, actions = step(short, UpdateStored("b"), POLICY)
+    assert done.phase is Phase.AGGREGATING
+    assert Aggregate(people("a", "b")) in actions
+
+
+def test_a_client_that_was_lost_and_comes_back_in_time_counts() -> None:
+    training = after(Round(0), ClientsChosen(people("a", "b")), ClientLost("a"))
+    assert training.takes_update_of("a")
+    assert after(training, UpdateStored("a")).received == people("a")
+
+
+def test_losing_everyone_begins_another_attempt() -> None:
+    gone = after(Round(0), ClientsChosen(people("a", "b")), ClientLost("a"), ClientLost("b"))
+    assert (gone.phase, gone.attempt, gone.lost) == (Phase.WAITING, 1, people("a", "b"))
+
+
+def test_a_repeated_update_changes_nothing() -> None:
+    training = after(Round(0), ClientsChosen(people("a", "b")), UpdateStored("a"))
+    assert step(training, UpdateStored("a"), POLICY) == (training, ())
+
+
+def test_evaluation_comes_when_it_is_due_and_at_the_end() -> None:
+    policy = Policy(rounds=3, evaluate_every=2)
+    for version, phase in ((1, Phase.WAITING), (2, Phase.EVALUATING), (3, Phase.EVALUATING)):
+        round = Round(version - 1, Phase.AGGREGATING, received=people("a"))
+        assert after(round, ModelStored(version), policy=policy).phase is phase
+    last = Round(3, Phase.EVALUATING)
+    chosen, actions = step(last, ClientsChosen(people("a", "b")), policy)
+    assert actions == (Evaluate(people("a", "b")),)
+    finished, actions = step(after(chosen, Evaluated("a"), policy=policy), ClientLost("b"), policy)
+    assert (finished.phase, actions) == (Phase.FINISHED, (Finish(ALL_ROUNDS_DONE),))
+
+
+def test_an_evaluation_that_nobody_can_do_is_passed_over() -> None:
+    assert after(Round(2, Phase.EVALUATING), ClientsChosen(frozenset())).phase is Phase.WAITING
+
+
+def test_an_evaluation_deadline_releases_the_silent() -> None:
+    asked = after(Round(2, Phase.EVALUATING), ClientsChosen(people("a", "b")))
+    round, actions = step(asked, DeadlinePassed(0), POLICY)
+    assert (round.phase, actions) == (Phase.WAITING, (Release(people("a", "b")),))
+
+
+def test_stop_finishes_the_round_under_way_first() -> None:
+    assert after(Round(1), StopRequested("enough")).phase is Phase.FINISHED
+    training = after(Round(1), ClientsChosen(people("a")), StopRequested("enough"))
+    assert training.phase is Phase.TRAINING
+    assert after(training, UpdateStored("a"), ModelStored(2)).phase is Phase.FINISHED
+
+
+def test_impossible_events_are_bugs() -> None:
+    with pytest.raises(IllegalEvent, match="waiting"):
+        step(Round(0), ModelStored(1), POLICY)
+    with pytest.raises(IllegalEvent):
+        step(after(Round(0), ClientsChosen(people("a"))), ClientsChosen(people("b")), POLICY)
+    with pytest.raises(IllegalEvent):
+        step(Round(0, Phase.AGGREGATING, received=people("a")), ModelStored(7), POLICY)
+
+
+def test_a_finished_federation_goes_on_when_more_rounds_are_wanted() -> None:
+    finished = Round(3, Phase.FINISHED, stopping=ALL_ROUNDS_DONE)
+    assert resume(finished, POLICY, frozenset())[0].phase is Phase.FINISHED
+    assert resume(finished, Policy(rounds=5), frozenset())[0].phase is Phase.WAITING
+    stopped = replace(finished, stopping="stopped by an operator")
+    assert resume(stopped, Policy(rounds=5), frozenset())[0].phase is Phase.FINISHED
+
+
+def test_updates_that_were_only_in_memory_are_asked_for_again() -> None:
+    aggregating = Round(0, Phase.AGGREGATING, wanted=2, received=people("a", "b"))
+    round, actions = resume(aggregating, POLICY, people("a"))
+    assert (round.phase, round.received, actions) == (Phase.TRAINING, people("a"), (Train(people("b")),))
+
+
+class Federation(RuleBasedStateMachine):
+    """A coordinator in miniature: it journals like the real one, and crashes whenever it likes.
+
+    `disk` is what survives a crash: the stored round, the stored updates, and the committed versions
+    with the clients and the model version that each was made of.
+    """
+
+    CLIENTS = tuple("abcdef")
+
+    @initialize(
+        quorum=st.sampled_from((0.1, 0.5, 0.8, 1.0)),
+        every=st.sampled_from((0, 1, 2)),
+        minimum=st.integers(1, 3),
+        durable=st.booleans(),
+    )
+    def begin(self, quorum: float, every: int, minimum: int, durable: bool) -> None:
+        self.policy = Policy(rounds=4, quorum=quorum, evaluate_every=every)
+        self.minimum, self.durable = minimum, durable
+        self.connected: set[str] = set()
+        self.round = Round(0)
+        self.disk = round_to_json(self.round)
+        self.stored: set[tuple[int, str]] = set()  # (round, client) of updates on the disk
+        self.memory: set[tuple[int, str]] = set()  # with durability per round: those that a crash loses
+        self.commits: list[tuple[int, frozenset[str]]] = []
+        self.aggregating: frozenset[str] | None = None
+
+    def apply(self, event: Event) -> None:
+        event = event_from_json(event_to_json(event))
+        before = self.round
+        self.round, actions = step(before, event, self.policy)
+        if isinstance(event, UpdateStored) and self.round != before:
+            (self.stored if self.durable else self.memory).add((before.number, event.client))
+        if not isinstance(event, UpdateStored) or self.durable:
+            self.disk = round_to_json(self.round)
+        self.act(actions)
+
+    def act(self, actions: tuple[object, ...]) -> None:
+        for action in actions:
+            if isinstance(action, Aggregate):
+                self.aggregating = action.clients
+
+    # ---- what clients, time and the machine do ---------------------------------------------------
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def joins(self, client: str) -> None:
+        self.connected.add(client)
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def leaves(self, client: str) -> None:
+        self.connected.discard(client)
+        if client in self.round.asked:
+            self.apply(ClientLost(client))
+
+    @precondition(lambda self: self.round.phase in (Phase.WAITING, Phase.EVALUATING) and not self.round.paused)
+    @rule(data=st.data())
+    def chooses(self, data: st.DataObject) -> None:
+        if len(self.connected) < self.minimum:
+            return
+        if self.round.phase is Phase.EVALUATING:
+            if not self.round.asked:
+                self.apply(ClientsChosen(frozenset(self.connected)))
+        elif candidates := sorted(self.connected - self.round.asked - self.round.received):
+            self.apply(ClientsChosen(frozenset(data.draw(st.lists(st.sampled_from(candidates), min_size=1)))))
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def uploads(self, client: str) -> None:
+        if self.round.takes_update_of(client):
+            self.apply(UpdateStored(client))
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def evaluates(self, client: str) -> None:
+        self.apply(Evaluated(client))
+
+    @rule(late=st.booleans())
+    def deadline(self, late: bool) -> None:
+        self.apply(DeadlinePassed(self.round.attempt - 1 if late else self.round.attempt))
+
+    @precondition(lambda self: self.aggregating is not None)
+    @rule()
+    def commits_model(self) -> None:
+        assert self.aggregating is not None
+        number = self.round.number
+        self.commits.append((number, self.aggregating))
+        self.stored |= self.memory
+        self.aggregating = None
+        self.apply(ModelStored(number + 1))
+
+    @rule()
+    def pauses(self) -> None:
+        self.apply(Paused())
+
+    @rule()
+    def resumes(self) -> None:
+        self.apply(Resumed())
+
+    @rule()
+    def crashes(self) -> None:
+        self.memory.clear()
+        self.connected.clear()
+        self.aggregating = None
+        stored = frozenset(client for number, client in self.stored if number == round_from_json(self.disk).number)
+        self.round, actions = resume(round_from_json(self.disk), self.policy, stored)
+        self.act(actions)
+        if self.round.phase is Phase.AGGREGATING:
+            assert self.aggregating == self.round.received
+
+    # ---- what must always hold -----------------------------------------------------------------
+
+    @invariant()
+    def no_round_is_committed_twice_and_none_is_left_out(self) -> None:
+        assert [number for number, _ in self.commits] == list(range(len(self.commits)))
+        assert self.round.number == len(self.commits)
+
+    @invariant()
+    def a_committed_round_consists_of_updates_for_that_very_round(self) -> None:
+        for number, clients in self.commits:
+            assert clients
+            assert all((number, client) in self.stored for client in clients)
+
+    @invariant()
+    def every_stored_update_of_the_current_round_is_in_it(self) -> None:
+        current = {client for number, client in self.stored | self.memory if number == self.round.number}
+        if self.round.phase in (Phase.WAITING, Phase.TRAINING, Phase.AGGREGATING):
+            assert current == self.round.received
+
+    @invariant()
+    def nobody_is_asked_and_received_at_once(self) -> None:
+        assert not self.round.asked & self.round.received
+        assert not self.round.lost & (self.round.asked | self.round.received)
+
+    @invariant()
+    def aggregation_runs_exactly_while_the_round_is_aggregating(self) -> None:
+        assert (self.aggregating is not None) == (self.round.phase is Phase.AGGREGATING)
+
+    def teardown(self) -> None:
+        """While enough clients are alive and nothing goes wrong, the federation finishes: it is never stuck."""
+        if not hasattr(self, "round"):
+            return
+        self.apply(Resumed())
+        self.connected |= set(self.CLIENTS)
+        for _ in range(100):
+            if self.round.phase is Phase.FINISHED:
+                return
+            if self.aggregating is not None:
+                self.commits_model()
+            elif self.round.phase is Phase.EVALUATING:
+                for client in sorted(self.round.asked):
+                    self.apply(Evaluated(client))
+                if self.round.phase is Phase.EVALUATING:
+                    self.apply(ClientsChosen(frozenset(self.connected)))
+            elif self.round.asked:
+                self.apply(UpdateStored(min(self.round.asked)))
+            else:
+                self.apply(ClientsChosen(frozenset(self.connected) - self.round.received))
+        raise AssertionError(f"stuck: {self.round}")
+
+
+Federation.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestFederation = Federation.TestCase
