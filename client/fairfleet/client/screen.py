@@ -143,8 +143,7 @@ def bars(view: View, rows: int) -> RenderableType:
 def _measured(evaluated: Sequence[Client]) -> str:
     if not evaluated:
         return "loss on its training data"
-    version = max(client.evaluated or 0 for client in evaluated)
-    return f"accuracy on its own test data, after round {version}"
+    return f"accuracy after round {max(client.evaluated or 0 for client in evaluated)}"
 
 
 def _value(client: Client) -> str | None:

@@ -10,7 +10,7 @@ def duration(seconds: float) -> str:
     if seconds < 0.0995:
         return f"{1000 * seconds:.2g} ms"
     if seconds < 59.95:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -26,13 +26,15 @@ from fairfleet.lab import digits
 from fairfleet.lab.local import LocalFederation, Result, run_federation
 from fairfleet.lab.summary import as_json, summarise
 from rich.console import Console
+from rich.padding import Padding
 
 MARK = ".fairfleet-demo"  # in a folder that is ours to replace; locked while a demo runs in it
 PLAN = {"plan.steps": "10", "plan.learning_rate": "0.1", "plan.batch_size": "32", "round.evaluate_every": "10"}
 ABOUT = (
-    "Ten clients learn to read digits together, with a server of their own on this machine. Eight hold upright\n"
+    "Ten clients learn to read digits together, with a server of their own on this machine. Eight hold upright "
     "images; two, with 100 images each, hold them turned by 90°. Only models travel, the images stay."
 )
+REMARK = "The rotated clients hold a ninth of the images, and an average by samples listens to them accordingly."
 SVG_COLUMNS = 96
 
 
@@ -65,13 +67,13 @@ def demo(
     console = Console(highlight=False)
     with claimed(folder):
         if not json_:
-            console.print(f"\n{ABOUT}\n", style="dim", soft_wrap=True)
+            console.print(Padding(ABOUT, (1, 2)))
         shown = display.nothing() if json_ else display.for_people(console, transient=True)
         results = [run_federation(prepare(folder, task, rounds), shown)]
     if json_:
         print(json.dumps(as_json(results)))
     else:
-        console.print(summarise(results))
+        console.print(summarise(results, REMARK))
     if svg:
         picture(results, svg)
 
@@ -97,7 +99,7 @@ def prepare(folder: Path, task: DemoTask, rounds: int) -> LocalFederation:
 
 def picture(results: list[Result], output: Path) -> None:
     console = Console(record=True, width=SVG_COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False)
-    console.print(summarise(results))
+    console.print(summarise(results, REMARK))
     try:
         console.save_svg(str(output), title="fairfleet demo")
     except OSError as error:

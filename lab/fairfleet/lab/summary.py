@@ -16,8 +16,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 
-def summarise(results: Sequence[Result]) -> RenderableType:
-    return Padding(Group(_bars(results), "", *_findings(results), "", _facts(results)), (1, 2))
+def summarise(results: Sequence[Result], remark: str) -> RenderableType:
+    return Padding(Group(_bars(results), "", *_findings(results), Text(remark, FAINT), "", _facts(results)), (1, 2))
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _findings(results: Sequence[Result]) -> list[Text]:
             Text.assemble(
                 (result.rule, "bold"), ": mean ", (words.percent(fairness.mean), MEAN),
                 f", worst client {worst} ", (words.percent(fairness.min), BAD),
-                f"; spread {100 * fairness.standard_deviation:.1f} points (standard deviation).",
+                f", standard deviation {100 * fairness.standard_deviation:.1f} points.",
             )
         )  # fmt: skip
         if badly:
