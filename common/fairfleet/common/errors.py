@@ -120,6 +120,6 @@ def refusal(status: grpc.StatusCode, message: str) -> Refused | None:
 
 def short(value: object, limit: int = 80) -> str:
     """A peer's value, fit to be quoted in a message or a log line."""
-    text = str(value) if isinstance(value, str) else repr(value)
+    text = repr(value) if isinstance(value, bytes) else str(value)
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"

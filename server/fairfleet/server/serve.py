@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 from collections.abc import Callable
@@ -30,6 +29,7 @@ log = logging.getLogger(__name__)
 FLEET = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
 OPERATOR = operator_pb2.DESCRIPTOR.services_by_name["Operator"]
 GRACE_SECONDS = 3.0
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def open_store(settings: ServerSettings) -> Store:
@@ -67,6 +67,7 @@ def _found_federation(store: Store, settings: ServerSettings) -> None:
 
 async def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
     """Runs until a signal, or, if so set, until the federation is finished. `ready` gets the address."""
+    asked_to_stop = _signals()
     store = open_store(settings)
     try:
         coordinator = Coordinator(store, settings)
@@ -79,7 +80,7 @@ async def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
         await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
         ready(address)
         try:
-            await _until_over(coordinator)
+            await _until_over(coordinator, asked_to_stop)
         finally:
             await healthy.enter_graceful_shutdown()
             await coordinator.stop()
@@ -113,18 +114,26 @@ def _bind(server: grpc.aio.Server, listen: str) -> str:
     return f"{host}:{port}"
 
 
-async def _until_over(coordinator: Coordinator) -> None:
+def _signals() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; a second one ends the process at once."""
     asked_to_stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked_to_stop.set)
+
+    def ask() -> None:
+        asked_to_stop.set()
+        for number in STOPPING:
+            loop.remove_signal_handler(number)
+
+    for number in STOPPING:
+        loop.add_signal_handler(number, ask)
+    return asked_to_stop
+
+
+async def _until_over(coordinator: Coordinator, asked_to_stop: asyncio.Event) -> None:
     waits: list[asyncio.Future[Any]] = [asyncio.create_task(asked_to_stop.wait()), coordinator.failed]
     if coordinator.settings.exit_when_finished:
         waits.append(asyncio.create_task(coordinator.all_told.wait()))
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(ValueError):
-            loop.remove_signal_handler(number)  # a second signal ends the process at once
     if coordinator.failed.done():
         coordinator.failed.result()
     for wait in waits:

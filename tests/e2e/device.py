@@ -1,0 +1,81 @@
+"""A client made by hand, one RPC at a time, that can say anything: also what a real client never would."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+from fairfleet.common.codecs import codec_named
+from fairfleet.common.stream import Encoded, encode, update_pieces
+from fairfleet.common.tensors import Model
+from fairfleet.common.wire import signature_in
+from fairfleet.proto.v1 import fleet_pb2 as pb
+from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
+from fairfleet.proto.v1.model_pb2 import Chunk
+
+REPORT = pb.TrainReport(samples=10, loss_before=1.0, loss_after=0.5, steps=1, learning_rate=0.1)
+
+
+class Device:
+    def __init__(self, address: str, name: str) -> None:
+        self.name = name
+        self.channel = grpc.insecure_channel(address)
+        self.stub = FleetStub(self.channel)
+        self.session = ""
+
+    def join(self, **fields: Any) -> pb.JoinResponse:
+        known = {"client": self.name, "instance": secrets.token_hex(4), "protocol_version": 1, "codecs": ["raw32"]}
+        joined = self.stub.Join(pb.JoinRequest(**(known | fields)), timeout=10, wait_for_ready=True)
+        self.session = joined.session
+        self.model = Model.empty(signature_in(joined.signature))
+        return joined
+
+    def next_task(self) -> pb.NextTaskResponse:
+        return self.stub.NextTask(pb.NextTaskRequest(session=self.session), timeout=40)
+
+    def train_task(self) -> pb.TrainTask:
+        """Waits for a task to train; remembers it."""
+        for _ in range(10):
+            response = self.next_task()
+            if response.HasField("train"):
+                self.task = response.train
+                return self.task
+        raise AssertionError("no task came")
+
+    def encode(self, value: float = 1.0, codec: str = "raw32") -> tuple[list[Chunk], Encoded]:
+        """The chunks of an update that moves every parameter by `value`."""
+        trained = Model.empty(self.model.signature)
+        np.subtract(self.model.parameters, np.float32(value), out=trained.parameters)
+        chunks: list[Chunk] = []
+        encoded = encode(
+            update_pieces(self.model, trained, codec_named(codec)), lambda m, _: chunks.append(Chunk.FromString(m))
+        )
+        return chunks, encoded
+
+    def open(self, encoded: Encoded, **fields: Any) -> pb.OpenUploadResponse:
+        known = {
+            "session": self.session,
+            "round": self.task.round,
+            "model_digest": self.task.model.digest,
+            "codec": "raw32",
+            "size_bytes": encoded.size_bytes,
+            "digest": encoded.digest,
+            "report": REPORT,
+        }
+        return self.stub.OpenUpload(pb.OpenUploadRequest(**(known | fields)), timeout=10)
+
+    def send(self, upload: bytes, chunks: Iterable[Chunk]) -> pb.Receipt:
+        stream: Iterator[Chunk] = iter(chunks)
+        return self.stub.SendUpload(stream, metadata=(("fairfleet-upload-bin", upload),), timeout=20).receipt
+
+    def send_raw(self, upload: bytes, messages: list[bytes]) -> bytes:
+        call = self.channel.stream_unary("/fairfleet.v1.Fleet/SendUpload", None, None)
+        answer: bytes = call(iter(messages), metadata=(("fairfleet-upload-bin", upload),), timeout=20)
+        return answer
+
+    def leave(self) -> None:
+        self.stub.Leave(pb.LeaveRequest(session=self.session), timeout=5)
+        self.channel.close()
