@@ -71,7 +71,7 @@ class OperatorService:
                 record.device = session.member.device
                 record.train_samples = session.member.train_samples
                 record.test_samples = session.member.test_samples
-                record.seconds_since_seen = 0.0 if session.polls else now - session.last_seen
+                record.seconds_since_seen = 0.0 if session.polls else max(0.0, now - session.last_seen)
             if client in counts:
                 record.updates_counted, record.last_counted_round = counts[client]
             if client in evaluations:
