@@ -54,7 +54,7 @@ def _told(news: object, view: View) -> list[str]:
         case pb.FederationResumed():
             return ["resumed"]
         case pb.FederationFinished():
-            return [f"finished after {words.count(view.status.version, 'round')}: {news.reason}"]
+            return [f"finished after {words.count(view.status.version, 'round')}: {short(news.reason)}"]
     return []
 
 

@@ -75,7 +75,9 @@ class OperatorLink:
             try:
                 for seen in self._observe_connected():
                     yield seen
-                    if _is_end(seen):
+                    if isinstance(seen, Snapshot) and seen.status.phase == pb.PHASE_FINISHED:
+                        return
+                    if isinstance(seen, pb.Event) and seen.HasField("federation_finished"):
                         yield from self._last_look()
                         return
                 yield Disconnected(f"the server at {self.address} stopped")
@@ -131,12 +133,6 @@ class OperatorLink:
                 f"the server at {self.address} does not know this call: is it a FairFleet server, as new as this?"
             )
         return refusal(code, details) or Unreachable(
-            f"no FairFleet server answers at {self.address} ({code.name.lower()}: {short(details, 120)}). "
+            f"no FairFleet server answers at {self.address} ({short(details.rsplit(': ', 1)[-1])}). "
             "Start one with `fairfleet server`, or say where it is with --server host:port or FAIRFLEET_SERVER."
         )
-
-
-def _is_end(seen: Observation) -> bool:
-    if isinstance(seen, Snapshot):
-        return seen.status.phase == pb.PHASE_FINISHED
-    return isinstance(seen, pb.Event) and seen.HasField("federation_finished")

@@ -29,6 +29,7 @@ STYLES = {
     Doing.REVOKED: "red",
 }
 STEPS = "▁▂▃▄▅▆▇█"
+LONGEST_NAME = 24  # shown; names may have up to 64 letters
 FRAME_ROWS = 13  # what `live` shows beside the clients
 
 
@@ -113,7 +114,7 @@ def bars(view: View, rows: int) -> RenderableType:
         return Text("no client has come yet", FAINT)
     evaluated = [client for client in clients if client.accuracy is not None]
     table = Table(
-        Column("client", no_wrap=True),
+        Column("client", no_wrap=True, overflow="ellipsis", max_width=LONGEST_NAME),
         Column("", no_wrap=True, min_width=10),
         Column(_measured(evaluated), ratio=1, no_wrap=True),
         Column("", justify="right", no_wrap=True, min_width=6),
@@ -166,7 +167,8 @@ def _doing(client: Client) -> Text:
 
 
 def _clients(view: View) -> RenderableType:
-    table = Table("client", "", box=box.SIMPLE_HEAD, header_style=FAINT, padding=(0, 1), pad_edge=False)
+    name = Column("client", no_wrap=True, overflow="ellipsis", max_width=LONGEST_NAME)
+    table = Table(name, "", box=box.SIMPLE_HEAD, header_style=FAINT, pad_edge=False, show_edge=False)
     for heading in ("samples", "updates", "accuracy", "loss"):
         table.add_column(heading, justify="right")
     table.add_column("device")
@@ -178,6 +180,6 @@ def _clients(view: View) -> RenderableType:
             f"{client.updates:,}",
             words.percent(client.accuracy) if client.accuracy is not None else "",
             f"{client.loss:.3f}" if client.loss is not None else "",
-            client.device,
+            Text(client.device),
         )
     return table if view.clients else Text("no client has come yet", FAINT)

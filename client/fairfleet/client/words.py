@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fairfleet.client.fleet_view import View
+from fairfleet.common.errors import short
 from fairfleet.proto.v1 import operator_pb2 as pb
 
 
@@ -51,5 +52,5 @@ def phase(view: View) -> str:
         case pb.PHASE_EVALUATING:
             return f"evaluating: {count(status.asked, 'client')} still to answer"
         case pb.PHASE_FINISHED:
-            return f"finished: {view.ended}" if view.ended else "finished"
+            return f"finished: {short(view.ended)}" if view.ended else "finished"
     return "starting"

@@ -94,8 +94,8 @@ def _facts(results: Sequence[Result]) -> RenderableType:
         table.add_row(
             f"moved{of}", f"{decimal(result.bytes_sent)} to clients, {decimal(result.bytes_received)} from them"
         )
-        table.add_row(f"model{of}", f"{result.output} ({words.count(result.parameters, 'parameter')})")
-        table.add_row(f"logs{of}", str(result.logs))
+        table.add_row(f"model{of}", Text(f"{result.output} ({words.count(result.parameters, 'parameter')})"))
+        table.add_row(f"logs{of}", Text(str(result.logs)))
     return table
 
 
