@@ -134,7 +134,7 @@ def bars(view: View, rows: int) -> RenderableType:
             Text("◀ worst", BAD) if worst else "",
         )
     if len(shown) < len(clients):
-        table.add_row(Text(f"… {len(clients) - len(shown)} more, served better", FAINT))
+        table.add_row(Text("…", FAINT), "", Text(f"{len(clients) - len(shown)} more, served better", FAINT))
     if evaluated:
         middle = mean([client.accuracy for client in evaluated if client.accuracy is not None])
         table.add_row(Text("mean", MEAN), "", bar(middle, MEAN), Text(words.percent(middle), MEAN), "")
