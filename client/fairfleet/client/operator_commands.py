@@ -85,8 +85,9 @@ def export(
 
 @contextlib.contextmanager
 def _download_bar() -> Iterator[Callable[[int, int], None]]:
+    console = Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
 
         def progress(done: int, size: int) -> None:
             if size >= LARGE_BYTES and not bar.task_ids:

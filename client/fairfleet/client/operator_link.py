@@ -31,14 +31,17 @@ class OperatorLink:
         if not re.fullmatch(r".+:\d{1,5}", address):
             raise UsageError(f"--server {address!r} is not of the form host:port, for example 127.0.0.1:8440")
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
-        self._stub = OperatorStub(self._channel)
+        self._connect()
 
     def __enter__(self) -> OperatorLink:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._channel.close()
+
+    def _connect(self) -> None:
+        self._channel = grpc.insecure_channel(self.address, options=CLIENT_OPTIONS)
+        self._stub = OperatorStub(self._channel)
 
     def status(self) -> pb.StatusResponse:
         try:
@@ -86,6 +89,8 @@ class OperatorLink:
             except Unreachable as error:
                 yield Disconnected(str(error))
             time.sleep(RETRY_SECONDS)
+            self._channel.close()  # an old channel takes seconds to notice that its server is back
+            self._connect()
 
     def _observe_connected(self) -> Iterator[Observation]:
         call = self._stub.Watch(pb.WatchRequest())

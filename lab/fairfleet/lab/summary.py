@@ -77,8 +77,8 @@ def _findings(results: Sequence[Result]) -> list[Text]:
         found.append(
             Text.assemble(
                 (result.rule, "bold"), ": mean ", (words.percent(fairness.mean), MEAN),
-                f", worst client {worst} ", (words.percent(fairness.min), BAD),
-                f", standard deviation {100 * fairness.standard_deviation:.1f} points.",
+                f", worst {worst} ", (words.percent(fairness.min), BAD),
+                f", standard deviation {100 * fairness.standard_deviation:.1f} points",
             )
         )  # fmt: skip
         if badly:
