@@ -71,7 +71,7 @@ def _facts(view: View, uptime: bool = False) -> RenderableType:
     status = view.status
     table = Table.grid(Column(style=FAINT), Column(), padding=(0, 2, 0, 0))
     if uptime:
-        table.add_row("round", words.round_of(view))
+        table.add_row("progress", words.round_of(view))
     table.add_row("now", Text(words.phase(view), "red" if view.trouble else ""))
     if view.recent:
         newest = view.recent
