@@ -16,6 +16,7 @@
     │   ├── OutOfOrder            not the chunk that follows
     │   └── Corrupted             bytes that do not match their checksum or digest
     ├── TryLater              the same call may succeed in a while
+    ├── Unreachable           nobody answers where the server should be
     ├── TaskFailed            the task on this client: training diverged, data that do not fit the model
     └── Bug                   our own
 
@@ -93,6 +94,11 @@ class Corrupted(Refused):
 
 class TryLater(FleetError):
     status = grpc.StatusCode.UNAVAILABLE
+
+
+class Unreachable(FleetError):
+    status = grpc.StatusCode.UNAVAILABLE
+    exit_code = 6
 
 
 class TaskFailed(FleetError):

@@ -20,7 +20,7 @@ CLIENT_OPTIONS = (
     *_BOTH,
     # gRPC's own backoff between connection attempts grows to two minutes; ours paces the calls.
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 10_000),  # not a pause: how long one attempt may take, on a slow link too
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 SERVER_OPTIONS = (

@@ -32,9 +32,13 @@ class Broadcast:
             queue.put_nowait(None)
         self._watchers.clear()
 
-    async def watch(self) -> AsyncIterator[Event]:
+    def watch(self) -> AsyncIterator[Event]:
+        """Everything emitted from this call on."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._watchers.add(queue)
+        return self._read(queue)
+
+    async def _read(self, queue: asyncio.Queue[Event | None]) -> AsyncIterator[Event]:
         try:
             while queue in self._watchers or not queue.empty():
                 event = await queue.get()

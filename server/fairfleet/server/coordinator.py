@@ -76,6 +76,7 @@ class Coordinator:
         self._revoked = store.revoked()
         self._background: set[asyncio.Task[None]] = set()
         self._deadline: asyncio.TimerHandle | None = None
+        self._evaluation = pb.EvaluationFinished()  # of the evaluation under way, so far
         self._started = self._asked_at = self._now()
 
     # ---- life ----------------------------------------------------------------------------------
@@ -192,9 +193,9 @@ class Coordinator:
             if evaluation:
                 reported.evaluation.CopyFrom(wire.evaluation_out(evaluation))
             self._roster.release([client])
-            self._emit(evaluation_reported=reported)
+            self._evaluation.reported += evaluation is not None
             write = self._store.evaluation_write(version, client, evaluation, failure)
-            await self._apply(rounds.Evaluated(client), write)
+            await self._apply(rounds.Evaluated(client), write, evaluation_reported=reported)
 
     # ---- uploads -------------------------------------------------------------------------------
 
@@ -255,15 +256,12 @@ class Coordinator:
             update = self._intake.keep(upload)
             self._add_row(client)
             self._roster.release([client])
+            received, asked = self._round.received | {client}, self._round.asked - {client}
+            arrived = pb.UpdateReceived(client=client, received=len(received), asked=len(asked))
+            arrived.size_bytes = update.size_bytes
+            arrived.report.CopyFrom(wire.report_out(update.report))
             writes = [self._store.update_write(update)] if self._intake.durable else []
-
-            def tell() -> None:
-                received, asked = len(self._round.received), len(self._round.asked)
-                arrived = pb.UpdateReceived(client=client, size_bytes=update.size_bytes, received=received, asked=asked)
-                arrived.report.CopyFrom(wire.report_out(update.report))
-                self._emit(update_received=arrived)
-
-            await self._apply(rounds.UpdateStored(client), *writes, and_then=tell)
+            await self._apply(rounds.UpdateStored(client), *writes, update_received=arrived)
         return Receipt(number, update.digest, counted=True, durable=self._intake.durable)
 
     def _add_row(self, client: str) -> None:
@@ -303,11 +301,12 @@ class Coordinator:
             await self._apply(event)
 
     async def _apply(
-        self, event: rounds.Event | None, *writes: Write, and_then: Callable[[], None] = lambda: None
+        self, event: rounds.Event | None, *writes: Write, and_then: Callable[[], None] = lambda: None, **news: Any
     ) -> None:
         """One event and what follows from it, under the lock: decided, on the disk by one transaction, then visible.
 
-        Without an event, only what may follow: the connected clients may suffice for something by now.
+        Without an event, only what may follow: the connected clients may suffice for something by now. `news` of
+        the event is told before what it leads to.
         """
         round, facts, todo = self._round, list[Fact](), list[tuple[rounds.Action, Round]]()
         while event is not None or (event := self._choose(round)) is not None:
@@ -319,6 +318,10 @@ class Coordinator:
         only_in_memory = not self._intake.durable and all(isinstance(e, rounds.UpdateStored) for _, e, _ in facts)
         if writes or not only_in_memory:
             await self._in_database(self._store.record, facts, round, *writes)
+        if news:
+            self._emit(**news)
+        if any(ends_evaluation(before, after) for before, _, after in facts):
+            self._emit(evaluation_finished=self._evaluation)
         self._round = round
         and_then()
         for action, at in todo:
@@ -353,6 +356,7 @@ class Coordinator:
             case rounds.Evaluate(clients):
                 self._set_deadline(self.settings.round.evaluation_deadline_seconds)
                 self._roster.assign("evaluate", round.number, round.attempt, clients, self._ends)
+                self._evaluation = pb.EvaluationFinished(asked=len(clients))
                 self._emit(evaluation_started=pb.EvaluationStarted(clients=sorted(clients)))
             case rounds.Release(clients):
                 self._roster.release(clients)
@@ -405,9 +409,10 @@ class Coordinator:
         def publish() -> None:
             self._committer.adopt(committed, self._intake.whole)
             self._intake.clear()
-            self.broadcast.emit(record["round"], round_committed=pb.RoundCommitted(record=record_out(record)))
 
-        await self._apply(rounds.ModelStored(committed.stored.version), *writes, and_then=publish)
+        news = pb.RoundCommitted(record=record_out(record))
+        stored = rounds.ModelStored(committed.stored.version)
+        await self._apply(stored, *writes, and_then=publish, round_committed=news)
 
     async def _lost(self, client: str) -> None:
         self._roster.release([client])
@@ -461,3 +466,7 @@ class Coordinator:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def ends_evaluation(before: Round, after: Round) -> bool:
+    return before.phase is Phase.EVALUATING and bool(before.asked) and after.phase is not Phase.EVALUATING

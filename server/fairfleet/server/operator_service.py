@@ -45,7 +45,9 @@ class OperatorService:
         )
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Event]:  # noqa: N802
-        async for event in self._coordinator.broadcast.watch():
+        events = self._coordinator.broadcast.watch()
+        await context.send_initial_metadata(())  # from here on nothing is missed: the contract
+        async for event in events:
             yield event
 
     async def Rounds(self, request: pb.RoundsRequest, context: Context) -> AsyncIterator[pb.RoundRecord]:  # noqa: N802
@@ -69,7 +71,7 @@ class OperatorService:
                 record.device = session.member.device
                 record.train_samples = session.member.train_samples
                 record.test_samples = session.member.test_samples
-                record.seconds_since_seen = 0.0 if session.polls else now - session.last_seen
+                record.seconds_since_seen = 0.0 if session.polls else max(0.0, now - session.last_seen)
             if client in counts:
                 record.updates_counted, record.last_counted_round = counts[client]
             if client in evaluations:

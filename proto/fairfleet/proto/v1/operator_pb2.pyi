@@ -176,6 +176,7 @@ class Event(google.protobuf.message.Message):
     """from 1, since the server started"""
     unix_seconds: builtins.float
     round: builtins.int
+    """which it belongs to, from 0; of an evaluation: the version evaluated"""
     @property
     def client_joined(self) -> Global___ClientJoined: ...
     @property

@@ -94,8 +94,10 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """What happens, as it happens, until the caller hangs up or the federation ends. A reader that is too
-        slow gets RESOURCE_EXHAUSTED: watch again; `Rounds` has what was missed.
+        """What happens, as it happens, until the caller hangs up or the server stops; FederationFinished is the
+        last event that matters. Initial metadata comes at once, and from then on no event is missed: a caller
+        that waits for it before it calls `Status` has the whole picture. A reader that is too slow gets
+        RESOURCE_EXHAUSTED: watch again; `Rounds` has what was missed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -256,8 +256,10 @@ class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _Oper
     """How the federation stands now. Safe to repeat."""
 
     Watch: _OperatorWatchType
-    """What happens, as it happens, until the caller hangs up or the federation ends. A reader that is too
-    slow gets RESOURCE_EXHAUSTED: watch again; `Rounds` has what was missed.
+    """What happens, as it happens, until the caller hangs up or the server stops; FederationFinished is the
+    last event that matters. Initial metadata comes at once, and from then on no event is missed: a caller
+    that waits for it before it calls `Status` has the whole picture. A reader that is too slow gets
+    RESOURCE_EXHAUSTED: watch again; `Rounds` has what was missed.
     """
 
     Rounds: _OperatorRoundsType
@@ -336,8 +338,10 @@ class OperatorServicer(metaclass=abc.ABCMeta):
         request: fairfleet.proto.v1.operator_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[fairfleet.proto.v1.operator_pb2.Event], collections.abc.AsyncIterator[fairfleet.proto.v1.operator_pb2.Event]]:
-        """What happens, as it happens, until the caller hangs up or the federation ends. A reader that is too
-        slow gets RESOURCE_EXHAUSTED: watch again; `Rounds` has what was missed.
+        """What happens, as it happens, until the caller hangs up or the server stops; FederationFinished is the
+        last event that matters. Initial metadata comes at once, and from then on no event is missed: a caller
+        that waits for it before it calls `Status` has the whole picture. A reader that is too slow gets
+        RESOURCE_EXHAUSTED: watch again; `Rounds` has what was missed.
         """
 
     @abc.abstractmethod

@@ -1,0 +1,144 @@
+"""The operator's link to a server: how it stands, what happens there, and its models.
+
+A first call that finds no server fails with a message for the person at the command; a watcher that
+has met its server once waits for it to come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from fairfleet.client.fleet_view import RECENT, Disconnected, Observation, Snapshot
+from fairfleet.common.errors import FleetError, LimitReached, Refused, Unreachable, UsageError, refusal, short
+from fairfleet.common.keepalive import CLIENT_OPTIONS
+from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
+
+ANSWER_SECONDS = 5.0
+STATUS_EVERY_SECONDS = 1.0  # what events do not carry: bytes moved, clients missing
+RETRY_SECONDS = 0.5
+
+
+class OperatorLink:
+    def __init__(self, address: str) -> None:
+        if not re.fullmatch(r".+:\d{1,5}", address):
+            raise UsageError(f"--server {address!r} is not of the form host:port, for example 127.0.0.1:8440")
+        self.address = address
+        self._connect()
+
+    def __enter__(self) -> OperatorLink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def _connect(self) -> None:
+        self._channel = grpc.insecure_channel(self.address, options=CLIENT_OPTIONS)
+        self._stub = OperatorStub(self._channel)
+
+    def status(self) -> pb.StatusResponse:
+        try:
+            return self._stub.Status(pb.StatusRequest(), timeout=ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
+
+    def snapshot(self) -> Snapshot:
+        status = self.status()
+        first = max(0, status.version - RECENT)
+        try:
+            clients = tuple(self._stub.Clients(pb.ClientsRequest(), timeout=ANSWER_SECONDS))
+            recent = tuple(self._stub.Rounds(pb.RoundsRequest(first=first), timeout=ANSWER_SECONDS))
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
+        return Snapshot(status, clients, recent)
+
+    def model(self, version: int | None) -> Iterator[pb.FileChunk]:
+        """The file of a committed model, the newest if no version is given."""
+        try:
+            yield from self._stub.ExportModel(pb.ExportModelRequest(version=version))
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
+
+    # ---- watching ------------------------------------------------------------------------------
+
+    def observe(self) -> Iterator[Observation]:
+        """How things stand, then what happens, until the federation is finished, over restarts of the server.
+
+        At least one observation comes each second or so, whatever happens.
+        """
+        self.status()  # no server at all is an error; one that goes away later is waited for
+        while True:
+            try:
+                for seen in self._observe_connected():
+                    yield seen
+                    if isinstance(seen, Snapshot) and seen.status.phase == pb.PHASE_FINISHED:
+                        return
+                    if isinstance(seen, pb.Event) and seen.HasField("federation_finished"):
+                        yield from self._last_look()
+                        return
+                yield Disconnected(f"the server at {self.address} stopped")
+            except LimitReached:
+                continue  # we were too slow for it: look at everything anew and go on
+            except Unreachable as error:
+                yield Disconnected(str(error))
+            time.sleep(RETRY_SECONDS)
+            self._channel.close()  # an old channel takes seconds to notice that its server is back
+            self._connect()
+
+    def _observe_connected(self) -> Iterator[Observation]:
+        call = self._stub.Watch(pb.WatchRequest())
+        try:
+            call.initial_metadata()  # from here on no event is missed
+            yield self.snapshot()
+            arrived: queue.SimpleQueue[pb.Event | FleetError | None] = queue.SimpleQueue()
+            threading.Thread(target=self._read, args=(call, arrived), name="watch", daemon=True).start()
+            yield from self._merged(arrived)
+        finally:
+            call.cancel()
+
+    def _read(self, call: Any, arrived: queue.SimpleQueue[pb.Event | FleetError | None]) -> None:
+        try:
+            for event in call:
+                arrived.put(event)
+            arrived.put(None)
+        except grpc.RpcError as error:
+            arrived.put(self._explained(error))
+
+    def _merged(self, arrived: queue.SimpleQueue[pb.Event | FleetError | None]) -> Iterator[Observation]:
+        """Events as they come, and now and then the status, which has what they do not carry."""
+        due = time.monotonic() + STATUS_EVERY_SECONDS
+        while True:
+            try:
+                seen = arrived.get(timeout=max(0.0, due - time.monotonic()))
+            except queue.Empty:
+                yield self.status()
+                due = time.monotonic() + STATUS_EVERY_SECONDS
+                continue
+            if seen is None:
+                return
+            if isinstance(seen, FleetError):
+                raise seen
+            yield seen
+
+    def _last_look(self) -> Iterator[Snapshot]:
+        with contextlib.suppress(Unreachable):  # the server may be set to end with its federation
+            yield self.snapshot()
+
+    def _explained(self, error: grpc.RpcError) -> FleetError:
+        code, details = error.code(), error.details() or "no details"
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return Refused(
+                f"the server at {self.address} does not know this call: is it a FairFleet server, as new as this?"
+            )
+        return refusal(code, details) or Unreachable(
+            f"no FairFleet server answers at {self.address} ({short(details.rsplit(': ', 1)[-1])}). "
+            "Start one with `fairfleet server`, or say where it is with --server host:port or FAIRFLEET_SERVER."
+        )
