@@ -58,26 +58,38 @@ def until_training(folder: Path) -> None:
     until(committed, "the first rounds")
 
 
-def test_the_demo_ends_by_itself_and_shows_who_is_served_badly(start: Start, tmp_path: Path) -> None:
-    demo = start("--rounds", "20", "--svg", str(tmp_path / "demo.svg"))
-    said, errors = demo.communicate(timeout=60)
+def test_the_demo_ends_by_itself_and_shows_what_a_fair_rule_does_for_the_worst_served(
+    start: Start, tmp_path: Path
+) -> None:
+    demo = start("--rounds", "30", "--svg", str(tmp_path / "demo.svg"))
+    said, errors = demo.communicate(timeout=120)
     assert (demo.returncode, errors) == (0, "")
-    assert "finished after 20 rounds: all rounds are done" in said
-    summary = said[said.index("accuracy on its own test images") :]
-    shares = {line.split()[0]: line.split()[-2] for line in summary.splitlines() if line.rstrip().endswith("%")}
+    assert said.count("finished after 30 rounds: all rounds are done") == 2
+    summary = said[said.rindex("client ") :]
+    rows = [line.split() for line in summary.splitlines() if line.count(" %") == 2 and "worst" not in line]
+    shares = {row[0]: [float(row[at - 1]) for at, word in enumerate(row) if word == "%"] for row in rows[:11]}
     assert set(shares) == {*CLIENTS, "mean"}
-    assert list(shares)[:2] == ["rotated-0", "rotated-1"]
-    accuracies = [float(share) for name, share in shares.items() if name != "mean"]
-    assert accuracies == sorted(accuracies)
-    assert accuracies[1] < 50 < accuracies[2]
+    assert set(list(shares)[:2]) == {"rotated-0", "rotated-1"}
+    fedavg, fedlf = ([shares[name][column] for name in CLIENTS] for column in (0, 1))
+    assert min(fedlf) > min(fedavg) + 20, "the worst client is far better served by the fair rule"
+    assert shares["mean"][1] > shares["mean"][0] - 3
     assert "Served badly: rotated-0 and rotated-1." in summary
-    for part in ("20 rounds", "to clients", "(650 parameters)"):
+    for part in ("30 rounds", "to clients", "(650 parameters)", "With fedlf rotated-0 goes from"):
         assert part in summary
-    trained = load_file(tmp_path / "demo" / "model.safetensors")
-    assert sum(array.size for array in trained.values()) == 650
-    assert all(abs(array).max() > 0.01 for array in trained.values())
+    for rule in ("fedavg", "fedlf"):
+        trained = load_file(tmp_path / "demo" / f"{rule}.safetensors")
+        assert sum(array.size for array in trained.values()) == 650
+        assert all(abs(array).max() > 0.01 for array in trained.values())
     assert "rotated-0" in "".join(ElementTree.parse(tmp_path / "demo.svg").getroot().itertext())
     assert not ours(tmp_path)
+
+
+@pytest.mark.parametrize(("rule", "message"), [("fedlv", "did you mean 'fedlf'"), ("fedfv,alfa=1", "'alpha'")])
+def test_a_rule_that_does_not_exist_is_told_before_anything_starts(start: Start, rule: str, message: str) -> None:
+    demo = start("--rule", rule)
+    _, errors = demo.communicate(timeout=30)
+    assert demo.returncode == 2
+    assert message in errors
 
 
 @pytest.mark.parametrize(

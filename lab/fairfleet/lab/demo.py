@@ -1,6 +1,7 @@
 """`fairfleet demo`: a real server and ten real clients learn digits together, on this machine alone.
 
-Two of the ten hold their images turned by 90 degrees: a minority that plain averaging serves badly.
+Two of the ten hold their images turned by 90 degrees: a minority that plain averaging serves badly. So the same
+fleet learns twice, once by plain averaging and once by a fair rule, and the two are shown side by side.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fairfleet.common.errors import UsageError
 from fairfleet.lab import digits
 from fairfleet.lab.local import LocalFederation, Result, run_federation
 from fairfleet.lab.summary import as_json, summarise
+from fairfleet.server.rules import RuleError, recipe
 
 MARK = ".fairfleet-demo"  # in a folder that is ours to replace; locked while a demo runs in it
 PLAN = {"plan.steps": "10", "plan.learning_rate": "0.1", "plan.batch_size": "32", "round.evaluate_every": "10"}
@@ -37,6 +39,7 @@ ABOUT = (
     "images; two, with 100 images each, hold them turned by 90°. Only models travel, the images stay."
 )
 REMARK = "The rotated clients hold a ninth of the images, and an average by samples listens to them accordingly."
+RULES = ["fedavg", "fedlf"]
 SVG_COLUMNS = 96
 
 
@@ -47,6 +50,10 @@ class DemoTask(enum.StrEnum):
 
 def demo(
     rounds: Annotated[int, typer.Option(min=1, help="How many rounds to train.")] = 100,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="name or name,parameter=value,…; several are compared. Default: fedavg and fedlf."),
+    ] = None,
     task: Annotated[DemoTask, typer.Option(help="Softmax regression in numpy, or a small network in torch.")] = (
         DemoTask.SOFTMAX
     ),
@@ -56,13 +63,15 @@ def demo(
     json_: Annotated[bool, typer.Option("--json", help="For programs: only the result, as one JSON object.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Save the summary as a picture, too.")] = None,
 ) -> None:
-    """See a federation at work: a real server and ten real clients on this machine, for a few seconds.
+    """See a federation at work: a real server and ten real clients on this machine, for half a minute.
 
     Examples:
 
       fairfleet demo
 
       fairfleet demo --rounds 20 --json
+
+      fairfleet demo --rule fedavg --rule fedavg,weighting=uniform --rule adafed,gamma=5
     """
     _end_on_signals()
     _check_installed(task)
@@ -70,8 +79,12 @@ def demo(
     with claimed(folder):
         if not json_:
             console.print(Padding(ABOUT, (1, 2)))
-        shown = display.nothing() if json_ else display.for_people(console, transient=True)
-        results = [run_federation(prepare(folder, task, rounds), shown)]
+        results = []
+        for federation in prepare(folder, task, rounds, rule or RULES):
+            if not json_:
+                console.print(f"  Aggregation by [bold]{federation.rule}[/]:")
+            shown = display.nothing() if json_ else display.for_people(console, transient=True)
+            results.append(run_federation(federation, shown))
     if json_:
         print(json.dumps(as_json(results)))
     else:
@@ -80,23 +93,39 @@ def demo(
         picture(results, svg)
 
 
-def prepare(folder: Path, task: DemoTask, rounds: int) -> LocalFederation:
+def prepare(folder: Path, task: DemoTask, rounds: int, rules: list[str]) -> list[LocalFederation]:
     """Writes each client's own images and the untrained model: what a fleet has before it federates."""
+    chosen = {text: rule_settings(text) for text in rules}  # mistakes are told before anything starts
     data, initial = folder / "data", folder / "initial.safetensors"
     digits.write_shards(data)
     spec = f"fairfleet.lab.digits:{task.replace('-', '_')}"
     clients = {name: {"shard": name, "data": str(data)} for name in digits.CLIENTS}
     load_task(spec, clients[digits.CLIENTS[0]]).initial_model().save(initial)
-    return LocalFederation(
-        name="demo",
-        folder=folder / "fedavg",
-        initial=initial,
-        output=folder / "model.safetensors",
-        rounds=rounds,
-        task=spec,
-        clients=clients,
-        settings=PLAN,
-    )
+    return [
+        LocalFederation(
+            name="demo",
+            rule=text,
+            folder=folder / text,
+            initial=initial,
+            output=folder / f"{text}.safetensors",
+            rounds=rounds,
+            task=spec,
+            clients=clients,
+            settings=PLAN | settings,
+        )
+        for text, settings in chosen.items()
+    ]
+
+
+def rule_settings(text: str) -> dict[str, str]:
+    """`adafed,gamma=5` as settings of a server."""
+    name, *parameters = text.split(",")
+    pairs = [parameter.partition("=") for parameter in parameters]
+    try:
+        recipe(name, **{key: value for key, _, value in pairs})
+    except RuleError as error:
+        raise UsageError(f"--rule {text}: {error}") from None
+    return {"rule.name": name, **{f"rule.{key}": value for key, _, value in pairs}}
 
 
 def picture(results: list[Result], output: Path) -> None:

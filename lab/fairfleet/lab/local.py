@@ -24,6 +24,7 @@ END_SECONDS = 15.0
 @dataclass(frozen=True)
 class LocalFederation:
     name: str
+    rule: str  # in words; what the server is told is among the settings
     folder: Path  # for state and logs
     initial: Path  # the untrained model
     output: Path  # the trained one
@@ -98,7 +99,7 @@ def _result(federation: LocalFederation, view: View, seconds: float, logs: Path)
         raise FleetError(f"{', '.join(sorted(missing))} did not evaluate the trained model; see the logs in {logs}")
     return Result(
         name=federation.name,
-        rule=view.status.rule,
+        rule=federation.rule,
         rounds=view.status.version,
         parameters=view.status.parameters,
         accuracy=accuracy,

@@ -16,9 +16,12 @@ from fairfleet.client import words
 from fairfleet.client.screen import BAD, FAINT, GOOD, MEAN, bar
 from fairfleet.lab.local import Result
 
+MATTERS = 0.15
+
 
 def summarise(results: Sequence[Result], remark: str) -> RenderableType:
-    return Padding(Group(_bars(results), "", *_findings(results), Text(remark, FAINT), "", _facts(results)), (1, 2))
+    said = [*_findings(results), Text(remark, FAINT), *_differences(results)]
+    return Padding(Group(_bars(results), "", *said, "", _facts(results)), (1, 2))
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
@@ -43,8 +46,8 @@ def as_json(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def served_badly(result: Result) -> list[str]:
-    """Whose accuracy is below the mean by more than the standard deviation."""
-    least = result.fairness.mean - result.fairness.standard_deviation
+    """Whose accuracy is below the mean by more than the standard deviation, and by enough to matter to anyone."""
+    least = result.fairness.mean - max(result.fairness.standard_deviation, MATTERS)
     return [client for client, accuracy in result.accuracy.items() if accuracy < least]
 
 
@@ -52,16 +55,14 @@ def _bars(results: Sequence[Result]) -> RenderableType:
     table = Table(box=None, header_style=FAINT, padding=(0, 2, 0, 0), expand=True)
     table.add_column("client", no_wrap=True)
     for result in results:
-        several = f"{result.rule}: " if len(results) > 1 else ""
-        table.add_column(f"{several}accuracy on its own test images", ratio=1, no_wrap=True)
+        heading = result.rule if len(results) > 1 else "accuracy on its own test images"
+        table.add_column(heading, ratio=1, no_wrap=True)
         table.add_column("", justify="right", no_wrap=True, min_width=7)
-    badly = set(served_badly(results[0]))
     for client in results[0].accuracy:
-        style = BAD if client in badly else GOOD
-        row: list[RenderableType] = [Text(client, BAD if client in badly else "")]
+        row: list[RenderableType] = [Text(client, BAD if client in served_badly(results[0]) else "")]
         for result in results:
-            accuracy = result.accuracy[client]
-            row += [bar(accuracy, style), Text(words.percent(accuracy), BAD if client in badly else "")]
+            accuracy, badly = result.accuracy[client], client in served_badly(result)
+            row += [bar(accuracy, BAD if badly else GOOD), Text(words.percent(accuracy), BAD if badly else "")]
         table.add_row(*row)
     middle: list[RenderableType] = [Text("mean", MEAN)]
     for result in results:
@@ -85,6 +86,23 @@ def _findings(results: Sequence[Result]) -> list[Text]:
         if badly:
             found.append(Text.assemble("Served badly: ", (_listed(badly), BAD), "."))
     return found
+
+
+def _differences(results: Sequence[Result]) -> list[Text]:
+    """What every other federation did for the client that the first one served worst, and at what price."""
+    first, *others = results
+    said = []
+    for other in others:
+        worst = next(iter(first.accuracy))
+        said.append(
+            Text.assemble(
+                "With ", (other.rule, "bold"), f" {worst} goes from ",
+                (words.percent(first.accuracy[worst]), BAD), " to ",
+                (words.percent(other.accuracy[worst]), GOOD), ", the mean from ",
+                (words.percent(first.fairness.mean), MEAN), " to ", (words.percent(other.fairness.mean), MEAN), ".",
+            )
+        )  # fmt: skip
+    return said
 
 
 def _facts(results: Sequence[Result]) -> RenderableType:
