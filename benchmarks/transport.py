@@ -27,6 +27,7 @@ from typing import Any
 import grpc
 import numpy as np
 import psutil
+
 from fairfleet.client.task import Job, Trained
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model

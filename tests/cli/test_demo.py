@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fairfleet.lab.digits import CLIENTS
 from safetensors.numpy import load_file
 
+from fairfleet.lab.digits import CLIENTS
 from tests.e2e.fleet import PROGRAM, until
 
 Start = Callable[..., "subprocess.Popen[str]"]

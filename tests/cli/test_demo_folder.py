@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+
 from fairfleet.common.errors import UsageError
 from fairfleet.lab.demo import DemoTask, claimed, demo
 

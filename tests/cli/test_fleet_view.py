@@ -4,7 +4,6 @@ from fairfleet.client.fleet_view import Disconnected, Doing, Snapshot, View, fol
 from fairfleet.client.words import phase, round_of
 from fairfleet.proto.v1 import fleet_pb2
 from fairfleet.proto.v1 import operator_pb2 as pb
-
 from tests.cli.events import (
     NAMES,
     began,

@@ -8,7 +8,6 @@ from fairfleet.client.fleet_view import Disconnected, Observation, View, fold
 from fairfleet.client.lines import lines
 from fairfleet.common.plain import plain
 from fairfleet.proto.v1 import operator_pb2 as pb
-
 from tests.cli.events import NAMES, began, committed, delivered, evaluated, event, finished, joined, start
 
 

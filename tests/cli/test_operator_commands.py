@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from fairfleet.common.tensors import Model
 
+from fairfleet.common.tensors import Model
 from tests.e2e.fleet import PROGRAM, Fleet, free_port
 
 

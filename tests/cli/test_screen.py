@@ -3,11 +3,11 @@ from __future__ import annotations
 import io
 
 import pytest
+from rich.console import Console, RenderableType
+
 from fairfleet.client import screen
 from fairfleet.client.fleet_view import View, fold
 from fairfleet.proto.v1 import operator_pb2 as pb
-from rich.console import Console, RenderableType
-
 from tests.cli.events import NAMES, began, committed, delivered, evaluated, event, joined, start, view_after
 
 UNDER_WAY = view_after(

@@ -4,9 +4,10 @@ import io
 import json
 from pathlib import Path
 
+from rich.console import Console
+
 from fairfleet.lab.local import Result
 from fairfleet.lab.summary import as_json, served_badly, summarise
-from rich.console import Console
 
 
 def result(rule: str, **accuracy: float) -> Result:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
-from fairfleet.client.batches import batches, in_order
-from fairfleet.common.plan import Plan
 from hypothesis import given
 from hypothesis import strategies as st
+
+from fairfleet.client.batches import batches, in_order
+from fairfleet.common.plan import Plan
 
 sizes = st.integers(1, 60)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from fairfleet.client.softmax import SoftmaxTask
 from fairfleet.client.task import Abandoned, Job, Task
 from fairfleet.common.errors import BadRequest, TaskFailed, UsageError

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+
 from fairfleet.client.softmax import SoftmaxTask
 from fairfleet.client.task import Job
 from fairfleet.client.torch import TorchTask
 from fairfleet.common.plan import Plan
-from torch import nn
 
 torch.set_num_threads(1)  # on a busy machine the threads of small models wait for each other for seconds
 

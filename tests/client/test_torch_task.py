@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
 from fairfleet.client.task import Abandoned, Job, Task
 from fairfleet.client.torch import TorchTask
 from fairfleet.common.errors import BadRequest, TaskFailed, UsageError
 from fairfleet.common.plan import Plan
 from fairfleet.common.tensors import Arrays, Section
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 torch.set_num_threads(1)  # on a busy machine the threads of small models wait for each other for seconds
 

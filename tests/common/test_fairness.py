@@ -6,11 +6,12 @@ from random import Random
 
 import numpy as np
 import pytest
-from fairfleet.common import fairness
-from fairfleet.common.fairness import Fairness
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
+from fairfleet.common import fairness
+from fairfleet.common.fairness import Fairness
 
 # either nothing or something a measurement could give: squares of smaller numbers vanish
 accuracies = st.lists(st.just(0.0) | st.floats(1e-6, 1e6), min_size=1, max_size=40).map(np.array)

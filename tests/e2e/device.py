@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import grpc
 import numpy as np
+
 from fairfleet.common.codecs import codec_named
-from fairfleet.common.stream import Encoded, encode, update_pieces
-from fairfleet.common.tensors import Model
+from fairfleet.common.stream import Encoded, encode, float_pieces, state_pieces
+from fairfleet.common.tensors import Model, Section
 from fairfleet.common.wire import signature_in
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
@@ -47,12 +49,12 @@ class Device:
 
     def encode(self, value: float = 1.0, codec: str = "raw32") -> tuple[list[Chunk], Encoded]:
         """The chunks of an update that moves every parameter by `value`."""
-        trained = Model.empty(self.model.signature)
-        np.subtract(self.model.parameters, np.float32(value), out=trained.parameters)
-        chunks: list[Chunk] = []
-        encoded = encode(
-            update_pieces(self.model, trained, codec_named(codec)), lambda m, _: chunks.append(Chunk.FromString(m))
+        size, chunks = len(self.model.parameters), list[Chunk]()
+        pieces = chain(
+            float_pieces(Section.PARAMETERS, size, codec_named(codec), lambda a, b: np.full(b - a, value, np.float32)),
+            state_pieces(self.model),
         )
+        encoded = encode(pieces, lambda head, data: chunks.append(Chunk.FromString(b"".join((head, data)))))
         return chunks, encoded
 
     def open(self, encoded: Encoded, **fields: Any) -> pb.OpenUploadResponse:

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+
 from fairfleet.common.tensors import Model
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from fairfleet.client.task import Job, Trained
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model

@@ -1,4 +1,4 @@
-"""What bad input gets: a canonical status, a message that helps, nothing lost, and other clients that notice nothing."""
+"""What bad input gets: a status, a message that helps, nothing lost, and clients beside it that notice nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
 from fairfleet.common.stream import xxh3_128_digest
 from fairfleet.common.wire import signature_out
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import operator_pb2
 from fairfleet.proto.v1.model_pb2 import SECTION_BUFFERS, Chunk, Signature
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-
 from tests.e2e.device import REPORT, Device
 from tests.e2e.fleet import Fleet, until
 

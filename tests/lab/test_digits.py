@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fairfleet.client.task import Job, Task, load_task
 from fairfleet.common.errors import UsageError
 from fairfleet.common.fairness import Fairness

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from fairfleet.server.rounds import (
     ALL_ROUNDS_DONE,
     Aggregate,
@@ -33,9 +37,6 @@ from fairfleet.server.rounds import (
     round_to_json,
     step,
 )
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 POLICY = Policy(rounds=3, quorum=0.5)
 

@@ -11,8 +11,8 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 from fairfleet.client.link import Link, Stopped, pauses
+from fairfleet.client.personal import Personal
 from fairfleet.client.spool import Spool, Spooled
 from fairfleet.client.task import Abandoned, Job, Progress, Task
 from fairfleet.common import wire
@@ -45,6 +45,7 @@ class Agent:
     def __init__(self, name: str, task: Task, server: str, folder: Path) -> None:
         self.task = task
         self._spool = Spool(folder)
+        self._personal = Personal(folder)
         self._own = task.initial_model().signature
         self._link = Link(
             server,
@@ -129,10 +130,11 @@ class Agent:
         assert self._model is not None
         assert self._trained is not None
         began = time.perf_counter()
-        job = Job(wire.plan_in(asked.plan), asked.report_gradient_norm, progress)
-        trained = self.task.train(self._model.named(), job)
+        plan = wire.plan_in(asked.plan)
+        if plan.personal_lambda:
+            self._personal.train(self.task, self._model, plan, progress)
+        trained = self.task.train(self._model.named(), Job(plan, asked.report_gradient_norm, progress))
         self._trained.assign(trained.arrays)
-        check_finite(self._trained)
         return self._spool.write(
             self._model,
             self._trained,
@@ -182,7 +184,7 @@ class Agent:
         version = asked.model.version
         try:
             with Heartbeat(self._link, asked.id):
-                evaluation = self.task.evaluate(self._model.named())
+                evaluation = self._personal.evaluate(self.task, self.task.evaluate(self._model.named()))
         except Exception as error:  # a stranger's code
             log.exception("%s failed", asked.id)
             self._link.report_evaluation(version=version, failure=f"{type(error).__name__}: {error}"[:300])
@@ -257,12 +259,3 @@ class Heartbeat:
                 self._error = error
                 return
             pause = self._link.joined.heartbeat_seconds
-
-
-def check_finite(model: Model) -> None:
-    for name, array in model.named().items():
-        if not np.isfinite(array.sum(dtype=np.float64)):
-            raise TaskFailed(
-                f"after training, tensor {name} has values that are not finite; lower the learning rate or look for a "
-                "division by zero in the task"
-            )

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
-from fairfleet.common.plan import Plan
 from numpy.typing import NDArray
+
+from fairfleet.common.plan import Plan
 
 Indices = NDArray[np.intp]
 

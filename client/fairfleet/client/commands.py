@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from fairfleet.client.agent import Agent
 from fairfleet.client.settings import ClientSettings
 from fairfleet.client.task import Task, load_task

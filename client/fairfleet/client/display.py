@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from rich.console import Console
+from rich.live import Live
+
 from fairfleet.client import screen
 from fairfleet.client.fleet_view import Disconnected, Observation, Snapshot, View, fold
 from fairfleet.client.lines import lines
 from fairfleet.common.plain import plain
 from fairfleet.proto.v1 import operator_pb2 as pb
-from rich.console import Console
-from rich.live import Live
 
 REFRESHES_PER_SECOND = 8
 

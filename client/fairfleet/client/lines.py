@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from rich.filesize import decimal
+
 from fairfleet.client import words
 from fairfleet.client.fleet_view import Disconnected, Observation, Snapshot, View
 from fairfleet.common.errors import short
 from fairfleet.common.fairness import mean
 from fairfleet.proto.v1 import operator_pb2 as pb
-from rich.filesize import decimal
 
 
 def lines(before: View, seen: Observation, after: View) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import grpc
+
 from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
 from fairfleet.common.keepalive import CLIENT_OPTIONS
 from fairfleet.common.wire import UPLOAD_METADATA

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
 from fairfleet.client import display, screen
 from fairfleet.client.exporting import save_model
 from fairfleet.client.fleet_view import View, fold
 from fairfleet.client.operator_link import OperatorLink
 from fairfleet.common.errors import UsageError
-from rich.console import Console
-from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 Server = Annotated[str, typer.Option(envvar="FAIRFLEET_SERVER", metavar="HOST:PORT", help="Where the server listens.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]

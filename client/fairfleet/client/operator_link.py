@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+
 from fairfleet.client.fleet_view import RECENT, Disconnected, Observation, Snapshot
 from fairfleet.common.errors import FleetError, LimitReached, Refused, Unreachable, UsageError, refusal, short
 from fairfleet.common.keepalive import CLIENT_OPTIONS

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fairfleet.client import words
-from fairfleet.client.fleet_view import Client, Doing, Served, View
-from fairfleet.common.fairness import mean
 from rich import box
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
@@ -17,6 +14,10 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
+
+from fairfleet.client import words
+from fairfleet.client.fleet_view import Client, Doing, Served, View
+from fairfleet.common.fairness import mean
 
 GOOD, BAD, MEAN, FAINT = "green", "bold red", "bold cyan", "dim"
 STYLES = {

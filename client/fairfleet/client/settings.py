@@ -7,8 +7,9 @@ import re
 import socket
 from pathlib import Path
 
-from fairfleet.common.settings import Settings
 from pydantic import Field, field_validator
+
+from fairfleet.common.settings import Settings
 
 
 def host_name() -> str:

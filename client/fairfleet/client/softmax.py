@@ -11,13 +11,14 @@ import time
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from fairfleet.client.batches import batches
 from fairfleet.client.solvers import Descent
 from fairfleet.client.task import Job, Trained
 from fairfleet.common.errors import TaskFailed, UsageError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model, Vector
-from numpy.typing import ArrayLike, NDArray
 
 
 class Samples(NamedTuple):
@@ -50,6 +51,7 @@ class SoftmaxTask:
         started = time.perf_counter()
         trained = self._received(model)
         loss_before, gradient = _loss_and_gradient(trained, self._train)
+        accuracy = _accuracy(trained, self._train)
         steps = self._descend(trained, job)
         loss_after, _ = _loss_and_gradient(trained, self._train)
         report = TrainReport(
@@ -60,6 +62,7 @@ class SoftmaxTask:
             learning_rate=job.plan.learning_rate,
             gradient_norm=float(np.linalg.norm(gradient)) if job.want_gradient_norm else None,
             seconds=time.perf_counter() - started,
+            accuracy=accuracy,
         )
         return Trained(trained.named(), report)
 
@@ -68,8 +71,7 @@ class SoftmaxTask:
             raise UsageError("this task has no test set to evaluate on; give one as SoftmaxTask(…, test=…)")
         received = self._received(model)
         loss, _ = _loss_and_gradient(received, self._test)
-        right = _logits(received, self._test.features).argmax(1) == self._test.labels
-        return Evaluation(samples=self.test_samples, loss=loss, accuracy=float(right.mean()))
+        return Evaluation(samples=self.test_samples, loss=loss, accuracy=_accuracy(received, self._test))
 
     def _received(self, model: Arrays) -> Model:
         received = self.initial_model()
@@ -77,7 +79,8 @@ class SoftmaxTask:
         return received
 
     def _descend(self, model: Model, job: Job) -> int:
-        descent = Descent(job.plan, model.parameters)
+        anchor = model if job.anchor is None else self._received(job.anchor)
+        descent = Descent(job.plan, model.parameters, anchor.parameters)
         planned = job.plan.steps_for(self.train_samples)
         for done, indices in enumerate(batches(job.plan, self.train_samples), start=1):
             batch = Samples(self._train.features[indices], self._train.labels[indices])
@@ -104,6 +107,10 @@ def _logits(model: Model, features: NDArray[np.float32]) -> NDArray[Any]:
     named = model.named()
     logits: NDArray[Any] = features @ named["linear.weight"].T + named["linear.bias"]
     return logits
+
+
+def _accuracy(model: Model, samples: Samples) -> float:
+    return float((_logits(model, samples.features).argmax(1) == samples.labels).mean())
 
 
 def _loss_and_gradient(model: Model, samples: Samples) -> tuple[float, Vector]:

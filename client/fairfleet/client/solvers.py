@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
+
 from fairfleet.common.plan import Plan
 from fairfleet.common.tensors import Vector
 
@@ -46,14 +47,14 @@ class Adam:
 
 
 class Descent:
-    """Carries out a plan's solver from the received parameters on; `parameters` is changed in place."""
+    """Carries out a plan's solver; `parameters` is changed in place, the proximal term pulls them to `anchor`."""
 
-    def __init__(self, plan: Plan, parameters: Vector) -> None:
-        self.plan, self.parameters, self.received = plan, parameters, parameters.copy()
+    def __init__(self, plan: Plan, parameters: Vector, anchor: Vector) -> None:
+        self.plan, self.parameters, self.anchor = plan, parameters, anchor.copy()
         size = parameters.size
         self.solver: Solver = Adam(size) if plan.solver == "adam" else Sgd(size, plan.momentum, plan.nesterov)
 
     def step(self, gradient: Vector) -> None:
-        pull = self.plan.proximal_mu * (self.parameters - self.received)
+        pull = self.plan.proximal_mu * (self.parameters - self.anchor)
         gradient = gradient + pull + self.plan.weight_decay * self.parameters
         self.parameters -= self.plan.learning_rate * self.solver.direction(gradient)

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from fairfleet.common.codecs import codec_named
 from fairfleet.common.reports import TrainReport
-from fairfleet.common.stream import encode, read_records, update_pieces, write_record
+from fairfleet.common.stream import encode, read_records, split, update_pieces, write_record
 from fairfleet.common.tensors import Model
-from fairfleet.proto.v1.model_pb2 import Chunk
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,8 @@ class Spool:
     ) -> Spooled:
         self.clear()
         with open(self._chunks, "wb", buffering=0) as file:
-            encoded = encode(
-                update_pieces(received, trained, codec_named(codec)), lambda message, _: write_record(file, message)
-            )
+            pieces = update_pieces(received, trained, codec_named(codec))
+            encoded = encode(pieces, lambda head, data: write_record(file, head, data))
         spooled = Spooled(federation, round, model_digest, codec, encoded.digest.hex(), encoded.size_bytes, report)
         beside = self._header.with_suffix(".new")
         beside.write_text(json.dumps({**asdict(spooled), "report": report.model_dump()}), encoding="utf-8")
@@ -79,7 +77,7 @@ class Spool:
                 if at >= offset_bytes:
                     yield message
                 else:
-                    at += len(Chunk.FromString(message).data)
+                    at += len(split(message)[1])
 
     def clear(self) -> None:
         self._header.unlink(missing_ok=True)

@@ -32,6 +32,7 @@ class Job:
     plan: Plan
     want_gradient_norm: bool = False
     progress: Progress = lambda done, planned, loss: None  # to be called after each step; may raise Abandoned
+    anchor: Arrays | None = None  # what the plan's proximal term pulls to; None: the received model
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
 from fairfleet.client.batches import Indices, batches, in_order
 from fairfleet.client.task import Job, Trained
 from fairfleet.client.torch_data import Batch, Collate, Data, Samples, samples_of
@@ -22,9 +26,6 @@ from fairfleet.common.errors import TaskFailed, UsageError
 from fairfleet.common.plan import Plan
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model, Signature
-from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 MEASURE_BATCH = 512  # samples per forward pass where nothing is trained; has no say in the result
 
@@ -91,16 +92,17 @@ class TorchTask:
         started = time.perf_counter()
         module = self._received(model)
         with _seeded(job.plan.seed, self._device):
-            loss_before, gradient_norm = self._measure(module, want_gradient=job.want_gradient_norm)
+            before = self._measure(module, want_gradient=job.want_gradient_norm)
             steps = self._descend(module, job)
-            loss_after, _ = self._measure(module)
+            after = self._measure(module)
         report = TrainReport(
             samples=self.train_samples,
-            loss_before=loss_before,
-            loss_after=loss_after,
+            loss_before=before.loss,
+            loss_after=after.loss,
             steps=steps,
             learning_rate=job.plan.learning_rate,
-            gradient_norm=gradient_norm,
+            gradient_norm=before.gradient_norm,
+            accuracy=before.accuracy,
             seconds=time.perf_counter() - started,
         )
         parameters, buffers = _parameters_and_buffers(module)
@@ -109,18 +111,8 @@ class TorchTask:
     def evaluate(self, model: Arrays) -> Evaluation:
         if not self._test:
             raise UsageError("this task has no test samples to evaluate on; give some as TorchTask(…, test=…)")
-        loss, right = 0.0, []
-        with torch.no_grad():
-            for part in self._parts(self._received(model), self._test):
-                loss += part.weight * part.loss.item()
-                share = self._accuracy(part.output, part.target)
-                right.append(None if share is None else part.weight * float(share))
-        known = [share for share in right if share is not None]
-        return Evaluation(
-            samples=self.test_samples,
-            loss=_finite(loss, "over the test data"),
-            accuracy=min(sum(known), 1.0) if len(known) == len(right) else None,  # weights add up to 1 but for rounding
-        )
+        measured = self._measure(self._received(model), self._test)
+        return Evaluation(samples=self.test_samples, loss=measured.loss, accuracy=measured.accuracy)
 
     @cached_property
     def _module(self) -> nn.Module:
@@ -152,7 +144,7 @@ class TorchTask:
 
     def _descend(self, module: nn.Module, job: Job) -> int:
         plan, parameters = job.plan, _trainable(module)
-        received = [p.detach().clone() for p in parameters]
+        origin = self._anchor(module, job)
         solver = _solver(plan, parameters)
         planned = plan.steps_for(self.train_samples)
         module.train()
@@ -161,21 +153,35 @@ class TorchTask:
             loss = self._loss_of(_forward(module, x, y), y)
             loss.backward()  # type: ignore[no-untyped-call]
             if plan.proximal_mu:
-                _pull_back(parameters, received, plan.proximal_mu)
+                _pull_back(parameters, origin, plan.proximal_mu)
             solver.step()
             job.progress(done, planned, _finite(loss.item(), f"at step {done} of {planned}"))
         return planned
 
-    def _measure(self, module: nn.Module, *, want_gradient: bool = False) -> tuple[float, float | None]:
-        """The loss over all training data and, if wanted, the norm of its gradient."""
-        loss = 0.0
+    def _anchor(self, module: nn.Module, job: Job) -> list[Tensor]:
+        """Where the proximal term pulls to, one tensor per trainable parameter."""
+        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        if job.anchor is None:
+            return [parameter.detach().clone() for _, parameter in named]
+        return [torch.from_numpy(job.anchor[name].copy()).to(parameter) for name, parameter in named]
+
+    def _measure(self, module: nn.Module, samples: Samples | None = None, *, want_gradient: bool = False) -> Measured:
+        """Over all training data, or others: the loss, the accuracy if it is known, and the norm of the gradient."""
+        loss, shares = 0.0, list[float | None]()
         module.zero_grad()
         with torch.set_grad_enabled(want_gradient):
-            for part in self._parts(module, self._train):
+            for part in self._parts(module, samples or self._train):
                 loss += part.weight * part.loss.item()
+                share = self._accuracy(part.output, part.target)
+                shares.append(None if share is None else part.weight * float(share))
                 if want_gradient:
                     (part.weight * part.loss).backward()  # type: ignore[no-untyped-call]
-        return _finite(loss, "over the training data"), _gradient_norm(module) if want_gradient else None
+        known = [share for share in shares if share is not None]
+        return Measured(
+            _finite(loss, "over the training data" if samples is None else "over the test data"),
+            min(sum(known), 1.0) if len(known) == len(shares) else None,  # weights add up to 1 but for rounding
+            _gradient_norm(module) if want_gradient else None,
+        )
 
     def _parts(self, module: nn.Module, samples: Samples) -> Iterator[Part]:
         """Every sample once, in eval mode."""
@@ -202,6 +208,12 @@ class Part(NamedTuple):
     output: Any
     target: Tensor
     loss: Tensor
+
+
+class Measured(NamedTuple):
+    loss: float
+    accuracy: float | None
+    gradient_norm: float | None
 
 
 def choose_device(name: str) -> torch.device:
@@ -270,9 +282,9 @@ def _forward(module: nn.Module, x: Any, y: Tensor) -> Any:
         ) from error
 
 
-def _pull_back(parameters: list[nn.Parameter], received: list[Tensor], mu: float) -> None:
-    """FedProx: adds the gradient of mu/2 times the squared distance to the received parameters."""
-    for parameter, origin in zip(parameters, received, strict=True):
+def _pull_back(parameters: list[nn.Parameter], anchor: list[Tensor], mu: float) -> None:
+    """FedProx: adds the gradient of mu/2 times the squared distance to the anchor."""
+    for parameter, origin in zip(parameters, anchor, strict=True):
         if parameter.grad is not None:  # else the loss does not use it, and it has not moved
             parameter.grad.add_(parameter.detach() - origin, alpha=mu)
 

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from fairfleet.client.batches import Indices
-from fairfleet.common.errors import UsageError
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from fairfleet.client.batches import Indices
+from fairfleet.common.errors import UsageError
 
 Data = Dataset[Any] | tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]]
 Collate = Callable[[list[Any]], Any]

@@ -12,6 +12,7 @@ from importlib.metadata import version as installed_version
 from io import TextIOWrapper
 
 import typer
+
 from fairfleet.common.errors import FleetError, UsageError
 
 GROUP = "fairfleet.commands"

@@ -8,19 +8,23 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
+
 from fairfleet.common.errors import BadRequest, WrongState, short
 from fairfleet.common.tensors import Vector
 
 CHUNK_BYTES = 1 << 20
 
 
+Buffer = bytes | memoryview
+
+
 class Codec(Protocol):
     name: str
     elements_per_chunk: int  # so many elements encode to at most CHUNK_BYTES
 
-    def encode(self, values: Vector) -> bytes: ...
+    def encode(self, values: Vector) -> Buffer: ...
 
-    def decode(self, data: bytes, out: Vector) -> None:
+    def decode(self, data: Buffer, out: Vector) -> None:
         """Fills `out`; raises BadRequest where `data` is not the encoding of len(out) values."""
 
 
@@ -33,12 +37,12 @@ class FloatCodec:
         self._largest = float(np.finfo(self._dtype).max)
         self.elements_per_chunk = CHUNK_BYTES // self._dtype.itemsize
 
-    def encode(self, values: Vector) -> bytes:
+    def encode(self, values: Vector) -> Buffer:
         if self._dtype.itemsize < 4:  # what does not fit is cut to the largest that does, not sent as infinity
             values = np.clip(values, -self._largest, self._largest)
-        return values.astype(self._dtype, copy=False).tobytes()
+        return values.astype(self._dtype, copy=False).view(np.uint8).data
 
-    def decode(self, data: bytes, out: Vector) -> None:
+    def decode(self, data: Buffer, out: Vector) -> None:
         if len(data) != len(out) * self._dtype.itemsize:
             expected = len(out) * self._dtype.itemsize
             raise BadRequest(f"{len(out)} values in {self.name} take {expected} bytes; the chunk has {len(data)}")

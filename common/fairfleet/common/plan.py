@@ -22,6 +22,9 @@ class Plan(BaseModel):
     nesterov: bool = Field(default=False, description="sgd's momentum looks ahead")
     weight_decay: NonNegativeFloat = 0.0
     proximal_mu: NonNegativeFloat = Field(default=0.0, description="FedProx: weight of the pull to the received model")
+    personal_lambda: NonNegativeFloat = Field(
+        default=0.0, description="Ditto: above 0, each client also trains a personal model, pulled so to the global one"
+    )
     seed: NonNegativeInt = Field(default=0, lt=2**64, description="of the batches")
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ class TrainReport(BaseModel):
     learning_rate: FiniteFloat = Field(ge=0)
     gradient_norm: FiniteFloat | None = Field(default=None, ge=0, description="at the received model, when asked for")
     seconds: FiniteFloat = Field(default=0.0, ge=0)
+    accuracy: float | None = Field(default=None, ge=0, le=1, description="of the received model on the training data")
 
 
 class Evaluation(BaseModel):
@@ -23,3 +24,5 @@ class Evaluation(BaseModel):
     samples: NonNegativeInt
     loss: FiniteFloat
     accuracy: float | None = Field(default=None, ge=0, le=1)
+    personal_loss: FiniteFloat | None = None  # of the client's personal model, where it has one
+    personal_accuracy: float | None = Field(default=None, ge=0, le=1)

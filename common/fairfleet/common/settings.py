@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from fairfleet.common.errors import BadSettings
 from pydantic import ValidationError
 from pydantic_settings import (
     BaseSettings,
@@ -15,6 +14,8 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+
+from fairfleet.common.errors import BadSettings
 
 PREFIX = "FAIRFLEET_"
 

@@ -13,17 +13,19 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import numpy as np
-from fairfleet.common.codecs import CHUNK_BYTES, RAW32, Codec
-from fairfleet.common.errors import BadRequest, Corrupted, OutOfOrder
-from fairfleet.common.tensors import Model, Section, Vector, write_all
-from fairfleet.proto.v1.model_pb2 import Chunk
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
+from fairfleet.common.codecs import CHUNK_BYTES, RAW32, Buffer, Codec
+from fairfleet.common.errors import BadRequest, Corrupted, OutOfOrder
+from fairfleet.common.tensors import Model, Section, Signature, Vector, write_all
+from fairfleet.proto.v1.model_pb2 import Chunk
+
 COUNTERS_PER_CHUNK = CHUNK_BYTES // 8
 _DIGESTED = struct.Struct("<QBQI16s")  # offset, section, first element, elements, checksum
 _LENGTH = struct.Struct("<I")
+_DATA_TAG = bytes([Chunk.DATA_FIELD_NUMBER << 3 | 2])
 
 
 class Digest:
@@ -41,7 +43,7 @@ class Digest:
         return self._hash.digest()
 
 
-Pieces = Iterator[tuple[Section, int, int, bytes]]  # section, first element, elements, data
+Pieces = Iterator[tuple[Section, int, int, Buffer]]  # section, first element, elements, data until the next piece
 
 
 def float_pieces(section: Section, size: int, codec: Codec, values: Callable[[int, int], Vector]) -> Pieces:
@@ -54,7 +56,7 @@ def float_pieces(section: Section, size: int, codec: Codec, values: Callable[[in
 def counter_pieces(counters: NDArray[np.int64]) -> Pieces:
     for first in range(0, len(counters), COUNTERS_PER_CHUNK):
         part = counters[first : first + COUNTERS_PER_CHUNK]
-        yield Section.COUNTERS, first, len(part), part.astype("<i8", copy=False).tobytes()
+        yield Section.COUNTERS, first, len(part), part.astype("<i8", copy=False).view(np.uint8).data
 
 
 def model_pieces(model: Model) -> Pieces:
@@ -66,9 +68,13 @@ def model_pieces(model: Model) -> Pieces:
 
 def update_pieces(received: Model, trained: Model, codec: Codec) -> Pieces:
     """The pseudo-gradient `received - trained`, then the trained buffers and counters as they are."""
+    scratch = np.empty(codec.elements_per_chunk, np.float32)
 
     def difference(first: int, end: int) -> Vector:
-        return received.parameters[first:end] - trained.parameters[first:end]
+        part = scratch[: end - first]
+        np.subtract(received.parameters[first:end], trained.parameters[first:end], out=part)
+        check_finite(trained.signature, Section.PARAMETERS, first, part)
+        return part
 
     yield from float_pieces(Section.PARAMETERS, len(trained.parameters), codec, difference)
     yield from state_pieces(trained)
@@ -87,22 +93,60 @@ class Encoded:
     size_bytes: int
 
 
-def encode(pieces: Pieces, take: Callable[[bytes, int], None]) -> Encoded:
-    """Hands every serialized chunk, with its offset, to `take`."""
+def encode(pieces: Pieces, take: Callable[[bytes, Buffer], None]) -> Encoded:
+    """Hands every chunk to `take` as two parts of one serialized message: the second is the data, not copied."""
     digest, offset = Digest(), 0
     for section, first, elements, data in pieces:
         chunk = Chunk(
             offset_bytes=offset,
-            data=data,
             checksum=xxh3_128_digest(data),
             section=int(section),  # type: ignore[arg-type]  # the generated enum's type is its own
             first_element=first,
             elements=elements,
         )
         digest.add(chunk)
-        take(chunk.SerializeToString(), offset)
+        take(chunk.SerializeToString() + _DATA_TAG + _varint(len(data)), data)
         offset += len(data)
     return Encoded(digest.value(), offset)
+
+
+def split(message: bytes) -> tuple[Chunk, memoryview]:
+    """A serialized chunk as its fields without `data`, and `data` in place: protobuf itself would copy it twice."""
+    view, at, head, data = memoryview(message), 0, bytearray(), memoryview(b"")
+    try:
+        while at < len(view):
+            begin = at
+            tag, at = _read_varint(view, at)
+            length, at = _read_varint(view, at) if tag & 7 in (0, 2) else (4 if tag & 7 == 5 else 8, at)
+            end = at if tag & 7 == 0 else at + length
+            if end > len(view):
+                raise IndexError("a field is longer than the message")
+            if tag == _DATA_TAG[0]:
+                data = view[at:end]
+            else:
+                head += view[begin:end]
+            at = end
+        return Chunk.FromString(bytes(head)), data
+    except (IndexError, DecodeError) as error:
+        raise BadRequest(f"not a Chunk message: {error}") from None
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes(out) + bytes([value])
+
+
+def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 64, 7):
+        value |= (view[at] & 127) << shift
+        at += 1
+        if view[at - 1] < 128:
+            return value, at
+    raise IndexError("a number is longer than 64 bits")
 
 
 @dataclass
@@ -120,11 +164,7 @@ class Decoder:
     _element: int = 0
 
     def take(self, message: bytes) -> None:
-        try:
-            chunk = Chunk.FromString(message)
-        except DecodeError as error:
-            raise BadRequest(f"after {self.offset_bytes} bytes: not a Chunk message: {error}") from None
-        data = chunk.data
+        chunk, data = split(message)
         self._check(chunk, data)
         self._decode(chunk.elements, data)
         self._digest.add(chunk)
@@ -145,7 +185,7 @@ class Decoder:
                 f"announced was {digest.hex()[:16]}…; send it from the beginning"
             )
 
-    def _check(self, chunk: Chunk, data: bytes) -> None:
+    def _check(self, chunk: Chunk, data: memoryview) -> None:
         where = f"chunk at byte {chunk.offset_bytes}"
         if len(data) > CHUNK_BYTES:
             raise BadRequest(f"{where} carries {len(data)} bytes; at most {CHUNK_BYTES} are allowed")
@@ -165,7 +205,7 @@ class Decoder:
                 f"the section has {self._section_size() - self._element} left"
             )
 
-    def _decode(self, elements: int, data: bytes) -> None:
+    def _decode(self, elements: int, data: memoryview) -> None:
         if self._section is Section.COUNTERS:
             if len(data) != 8 * elements:
                 raise BadRequest(f"{elements} counters take {8 * elements} bytes; the chunk has {len(data)}")
@@ -174,18 +214,7 @@ class Decoder:
         codec = self.codec if self._section is Section.PARAMETERS else RAW32
         out = self.into.vector(self._section)[self._element : self._element + elements]
         codec.decode(data, out)
-        if not is_finite(out):
-            bad = self._element + int(np.argmin(np.isfinite(out)))
-            raise BadRequest(
-                f"{self._name_of(bad)} is {out[bad - self._element]}, not a finite number; "
-                "lower the local learning rate or look for a division by zero in the task"
-            )
-
-    def _name_of(self, element: int) -> str:
-        for tensor, span in self.into.signature.spans(self._section):
-            if element < span.stop:
-                return f"element {element - span.start} of tensor {tensor.name}"
-        raise AssertionError("an element beyond the last tensor")  # pragma: no cover
+        check_finite(self.into.signature, self._section, self._element, out)
 
     def _section_size(self) -> int:
         return len(self.into.vector(self._section))
@@ -195,15 +224,25 @@ class Decoder:
             self._section, self._element = Section(self._section + 1), 0
 
 
-def is_finite(values: Vector) -> bool:
+def check_finite(signature: Signature, section: Section, first: int, values: Vector) -> None:
+    """Refuses a NaN or an infinity among values that begin at element `first`, by the name of its tensor."""
     # A sum is finite only if every term is, and takes a tenth of the time of looking at each.
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all())
+        if np.isfinite(values.sum()) or np.isfinite(values).all():
+            return
+    bad = first + int(np.argmin(np.isfinite(values)))
+    tensor, span = next((tensor, span) for tensor, span in signature.spans(section) if bad < span.stop)
+    raise BadRequest(
+        f"element {bad - span.start} of tensor {tensor.name} is {values[bad - first]}, not a finite number; "
+        "lower the local learning rate, or look for a division by zero in the task"
+    )
 
 
-def write_record(file: BinaryIO, message: bytes) -> None:
-    write_all(file, _LENGTH.pack(len(message)))
-    write_all(file, message)
+def write_record(file: BinaryIO, *message: Buffer) -> None:
+    """One message, in as many parts as it comes in."""
+    write_all(file, _LENGTH.pack(sum(len(part) for part in message)))
+    for part in message:
+        write_all(file, part)
 
 
 def read_records(file: BinaryIO) -> Iterator[bytes]:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from fairfleet.common.errors import BadRequest, UsageError, short
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
+
+from fairfleet.common.errors import BadRequest, UsageError, short
 
 Vector = NDArray[np.float32]
 Counters = NDArray[np.int64]

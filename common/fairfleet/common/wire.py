@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from google.protobuf.message import Message
+from pydantic import ValidationError
+
 from fairfleet.common.errors import BadRequest
 from fairfleet.common.plan import Plan
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Section, Signature, TensorSpec
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import model_pb2
-from pydantic import ValidationError
 
 PROTOCOL_VERSION = 1
 UPLOAD_METADATA = "fairfleet-upload-bin"
@@ -46,15 +50,7 @@ def report_out(report: TrainReport) -> pb.TrainReport:
 
 def report_in(message: pb.TrainReport) -> TrainReport:
     try:
-        return TrainReport(
-            samples=message.samples,
-            loss_before=message.loss_before,
-            loss_after=message.loss_after,
-            steps=message.steps,
-            learning_rate=message.learning_rate,
-            gradient_norm=message.gradient_norm if message.HasField("gradient_norm") else None,
-            seconds=message.seconds,
-        )
+        return TrainReport(**_fields(message))
     except ValidationError as error:
         raise BadRequest(f"the training report is not usable: {_mistakes(error)}") from None
 
@@ -65,8 +61,7 @@ def evaluation_out(evaluation: Evaluation) -> pb.Evaluation:
 
 def evaluation_in(message: pb.Evaluation) -> Evaluation:
     try:
-        accuracy = message.accuracy if message.HasField("accuracy") else None
-        return Evaluation(samples=message.samples, loss=message.loss, accuracy=accuracy)
+        return Evaluation(**_fields(message))
     except ValidationError as error:
         raise BadRequest(f"the evaluation is not usable: {_mistakes(error)}") from None
 
@@ -77,12 +72,21 @@ def plan_out(plan: Plan) -> pb.Plan:
 
 
 def plan_in(message: pb.Plan) -> Plan:
-    fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    fields = _fields(message)
     solver = next((name for name, value in _SOLVERS.items() if value == message.solver), str(message.solver))
     try:
         return Plan(**{**fields, "solver": solver})
     except ValidationError as error:
         raise BadRequest(f"the server's plan is not usable: {_mistakes(error)}") from None
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    """By name, without optional ones that are left out."""
+    return {
+        field.name: getattr(message, field.name)
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
 
 
 def _mistakes(error: ValidationError) -> str:

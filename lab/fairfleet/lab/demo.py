@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.padding import Padding
+
 from fairfleet.client import display
 from fairfleet.client.task import load_task
 from fairfleet.common.errors import UsageError
 from fairfleet.lab import digits
 from fairfleet.lab.local import LocalFederation, Result, run_federation
 from fairfleet.lab.summary import as_json, summarise
-from rich.console import Console
-from rich.padding import Padding
 
 MARK = ".fairfleet-demo"  # in a folder that is ours to replace; locked while a demo runs in it
 PLAN = {"plan.steps": "10", "plan.learning_rate": "0.1", "plan.batch_size": "32", "round.evaluate_every": "10"}

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
+from numpy.typing import NDArray
+
 from fairfleet.client.softmax import SoftmaxTask
 from fairfleet.client.task import Task
 from fairfleet.common.errors import UsageError
-from numpy.typing import NDArray
 
 UPRIGHT, ROTATED = 8, 2
 ROTATED_SAMPLES = 100  # of each rotated client
@@ -117,8 +118,9 @@ def softmax(shard: str, data: str | None = None) -> Task:
 def torch_mlp(shard: str, data: str | None = None) -> Task:
     """`--task fairfleet.lab.digits:torch_mlp --option shard=3`: one hidden layer, in torch."""
     import torch
-    from fairfleet.client.torch import TorchTask
     from torch import nn
+
+    from fairfleet.client.torch import TorchTask
 
     # ten clients on one machine: the threads of so small a model wait for each other, 35 to 90 times slower
     torch.set_num_threads(1)

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fairfleet.client import words
-from fairfleet.client.screen import BAD, FAINT, GOOD, MEAN, bar
-from fairfleet.lab.local import Result
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
+
+from fairfleet.client import words
+from fairfleet.client.screen import BAD, FAINT, GOOD, MEAN, bar
+from fairfleet.lab.local import Result
 
 
 def summarise(results: Sequence[Result], remark: str) -> RenderableType:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from fairfleet.common import logs
 from fairfleet.common.errors import UsageError
 from fairfleet.common.settings import read_settings

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Model

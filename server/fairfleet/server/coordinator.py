@@ -27,7 +27,7 @@ from fairfleet.server.roster import Assignment, Roster
 from fairfleet.server.rounds import Phase, Round
 from fairfleet.server.sessions import Member, Session, Sessions
 from fairfleet.server.settings import ServerSettings
-from fairfleet.server.store import Store, Write
+from fairfleet.server.store import Fact, Store, Write
 from fairfleet.server.uploads import Announced, Upload, check_announced
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Coordinator:
         phase, received = self._round.phase.value, len(self._round.received)
         log.info("%s: round %d is %s with %d updates", self._store.federation, stored.number, phase, received)
         for action in actions:
-            self._carry_out(action)
+            self._carry_out(action, self._round)
         self._spawn(self._sweep())
 
     async def stop(self) -> None:
@@ -134,8 +134,7 @@ class Coordinator:
         joined = pb.ClientJoined(client=member.client, device=member.device, train_samples=member.train_samples)
         joined.connected = len(self.sessions)
         self._emit(client_joined=joined)
-        async with self._lock:
-            await self._pump()
+        await self._record(None)
         return session
 
     def session(self, id: str) -> Session:
@@ -193,8 +192,9 @@ class Coordinator:
             self._roster.release([client])
             self._evaluation.reported += evaluation is not None
             write = self._store.evaluation_write(version, client, evaluation, failure)
-            await self._apply(rounds.Evaluated(client), write, evaluation_reported=reported)
-            await self._pump()
+            await self._apply(
+                rounds.Evaluated(client), write, and_then=lambda: self._emit(evaluation_reported=reported)
+            )
 
     # ---- uploads -------------------------------------------------------------------------------
 
@@ -254,13 +254,15 @@ class Coordinator:
                 return receipt or Receipt(number, b"", False, True, f"round {number} no longer waits for {client}")
             update = self._intake.keep(upload)
             self._roster.release([client])
-            received, asked = self._round.received | {client}, self._round.asked - {client}
-            arrived = pb.UpdateReceived(client=client, received=len(received), asked=len(asked))
-            arrived.size_bytes = update.size_bytes
-            arrived.report.CopyFrom(wire.report_out(update.report))
             writes = [self._store.update_write(update)] if self._intake.durable else []
-            await self._apply(rounds.UpdateStored(client), *writes, update_received=arrived)
-            await self._pump()
+
+            def tell() -> None:
+                received, asked = len(self._round.received), len(self._round.asked)
+                arrived = pb.UpdateReceived(client=client, size_bytes=update.size_bytes, received=received, asked=asked)
+                arrived.report.CopyFrom(wire.report_out(update.report))
+                self._emit(update_received=arrived)
+
+            await self._apply(rounds.UpdateStored(client), *writes, and_then=tell)
         return Receipt(number, update.digest, counted=True, durable=self._intake.durable)
 
     def discard(self, upload: Upload) -> None:
@@ -292,48 +294,52 @@ class Coordinator:
 
     # ---- the round -----------------------------------------------------------------------------
 
-    async def _record(self, event: rounds.Event) -> None:
+    async def _record(self, event: rounds.Event | None) -> None:
         async with self._lock:
             await self._apply(event)
-            await self._pump()
 
-    async def _apply(self, event: rounds.Event, *writes: Write, **news: Any) -> None:
-        """One event, under the lock: decided, on the disk, then visible; `news` of it comes before what it leads to."""
-        before = self._round
-        after, actions = rounds.step(before, event, self._policy)
-        in_memory = isinstance(event, rounds.UpdateStored) and not self._intake.durable
-        if writes or (after != before and not in_memory):
-            await self._in_database(self._store.record, before, event, after, *writes)
-        if news:
-            self._emit(**news)
-        if before.phase is Phase.EVALUATING and before.asked and after.phase is not Phase.EVALUATING:
+    async def _apply(
+        self, event: rounds.Event | None, *writes: Write, and_then: Callable[[], None] = lambda: None
+    ) -> None:
+        """One event and what follows from it, under the lock: decided, on the disk by one transaction, then visible.
+
+        Without an event, only what may follow: the connected clients may suffice for something by now.
+        """
+        round, facts, todo = self._round, list[Fact](), list[tuple[rounds.Action, Round]]()
+        while event is not None or (event := self._choose(round)) is not None:
+            after, actions = rounds.step(round, event, self._policy)
+            if after != round:
+                facts.append((round, event, after))
+            todo += [(action, after) for action in actions]
+            round, event = after, None
+        only_in_memory = not self._intake.durable and all(isinstance(e, rounds.UpdateStored) for _, e, _ in facts)
+        if writes or not only_in_memory:
+            await self._in_database(self._store.record, facts, round, *writes)
+        self._round = round
+        and_then()
+        if any(_ends_evaluation(before, after) for before, _, after in facts):
             self._emit(evaluation_finished=self._evaluation)
-        self._round = after
-        for action in actions:
-            self._carry_out(action)
+        for action, at in todo:
+            self._carry_out(action, at)
 
-    async def _pump(self) -> None:
-        """Begins whatever the connected clients now suffice for. Under the lock."""
-        while (chosen := self._choose()) is not None:
-            await self._apply(rounds.ClientsChosen(chosen))
-
-    def _choose(self) -> frozenset[str] | None:
-        """Who is to be asked now; None where nobody is. Nobody at all may be able to evaluate: the empty set."""
-        round, wanted = self._round, self.settings.round
+    def _choose(self, round: Round) -> rounds.ClientsChosen | None:
+        """Who is to be asked now, if anybody. It may be that nobody can evaluate: then the empty set is chosen."""
+        wanted = self.settings.round
         if self.stopping or len(self.sessions) < wanted.minimum_clients:
             return None
         if round.phase is Phase.EVALUATING and not round.asked:
-            return frozenset(session.client for session in self.sessions.all() if session.member.test_samples)
+            able = (session.client for session in self.sessions.all() if session.member.test_samples)
+            return rounds.ClientsChosen(frozenset(able))
         if round.phase is Phase.WAITING and not round.paused:
             busy = round.asked | round.received
             candidates = {session.client for session in self.sessions.all()} - busy
             places = wanted.clients - len(busy) if wanted.clients else len(candidates)
             if candidates and places > 0:
-                return selection.uniform(candidates, places, (self.settings.seed, round.number, round.attempt))
+                seed = (self.settings.seed, round.number, round.attempt)
+                return rounds.ClientsChosen(selection.uniform(candidates, places, seed))
         return None
 
-    def _carry_out(self, action: rounds.Action) -> None:
-        round = self._round
+    def _carry_out(self, action: rounds.Action, round: Round) -> None:
         match action:
             case rounds.Train(clients):
                 if round.attempt == 0:
@@ -375,7 +381,6 @@ class Coordinator:
             late = ", ".join(sorted(self._round.asked))
             log.warning("round %d: the deadline passed without %s", number, short(late, 200))
             await self._apply(event)
-            await self._pump()
 
     async def _aggregate(self, clients: frozenset[str]) -> None:
         training_seconds = self._now() - self._asked_at
@@ -383,8 +388,7 @@ class Coordinator:
         committed = await self._in_worker(self._committer.aggregate, updates, self._workers)
         async with self._lock:
             await self._commit(committed, training_seconds)
-            await self._pump()
-        await self._in_database(self._store.delete_unnamed, committed.version)
+        await self._in_worker(self._store.delete_outlived, committed.version, self.settings.keep_models)
 
     async def _commit(self, committed: Committed, training_seconds: float) -> None:
         record = committed.record | {
@@ -396,10 +400,13 @@ class Coordinator:
         writes = [self._store.commit_writes(committed.version, committed.digest, committed.file, record, keep)]
         if not self._intake.durable:
             writes = [self._store.update_write(update) for update, _ in self._intake.whole.values()] + writes
-        news = pb.RoundCommitted(record=record_out(record))
-        await self._apply(rounds.ModelStored(committed.version), *writes, round_committed=news)
-        self._committer.adopt(committed)
-        self._intake.clear()
+
+        def publish() -> None:
+            self._committer.adopt(committed)
+            self._intake.clear()
+            self.broadcast.emit(record["round"], round_committed=pb.RoundCommitted(record=record_out(record)))
+
+        await self._apply(rounds.ModelStored(committed.version), *writes, and_then=publish)
 
     async def _lost(self, client: str) -> None:
         self._roster.release([client])
@@ -453,3 +460,7 @@ class Coordinator:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _ends_evaluation(before: Round, after: Round) -> bool:
+    return before.phase is Phase.EVALUATING and bool(before.asked) and after.phase is not Phase.EVALUATING

@@ -14,9 +14,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from fairfleet.common.errors import FleetError, UsageError
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
+
+from fairfleet.common.errors import FleetError, UsageError
 
 log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fairfleet.common.codecs import Buffer
 from fairfleet.common.errors import OutOfOrder
 from fairfleet.common.stream import encode, model_pieces
 from fairfleet.common.tensors import Model
@@ -17,23 +18,23 @@ class Publication:
     digest: bytes
     size_bytes: int
     _messages: list[bytes]
-    _offsets: list[int]
+    _offsets: list[int]  # of each message, and the end
 
     @classmethod
     def of(cls, version: int, model: Model) -> Publication:
         messages: list[bytes] = []
-        offsets: list[int] = []
+        offsets = [0]
 
-        def take(message: bytes, offset: int) -> None:
-            messages.append(message)
-            offsets.append(offset)
+        def take(head: bytes, data: Buffer) -> None:
+            offsets.append(offsets[-1] + len(data))
+            messages.append(b"".join((head, data)))
 
         encoded = encode(model_pieces(model), take)
         return cls(version, encoded.digest, encoded.size_bytes, messages, offsets)
 
     def messages_from(self, offset_bytes: int) -> Iterator[bytes]:
         at = bisect_left(self._offsets, offset_bytes)
-        if offset_bytes != self.size_bytes and (at == len(self._offsets) or self._offsets[at] != offset_bytes):
+        if at == len(self._offsets) or self._offsets[at] != offset_bytes:
             raise OutOfOrder(
                 f"byte {offset_bytes} is not the beginning of a chunk of version {self.version}; begin at 0"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
 from fairfleet.common.errors import UsageError
 from fairfleet.common.keepalive import SERVER_OPTIONS
 from fairfleet.common.tensors import Model
@@ -21,8 +25,6 @@ from fairfleet.server.operator_service import OperatorService
 from fairfleet.server.publication import Publication
 from fairfleet.server.settings import ServerSettings
 from fairfleet.server.store import Store
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ async def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
         await coordinator.start()
         await server.start()
         await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+        gc.freeze()  # what was made so far stays: the collector need not look at it again and again
         ready(address)
         try:
             await _until_over(coordinator, asked_to_stop)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+
 from fairfleet.common.codecs import CODECS
 from fairfleet.common.plan import Plan
 from fairfleet.common.settings import Settings
 from fairfleet.server.rounds import Policy
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 
 class Part(BaseModel):

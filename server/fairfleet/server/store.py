@@ -10,19 +10,20 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
 from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Signature
 from fairfleet.server.durable import sync_folder, write_durably
 from fairfleet.server.rounds import Event, Round, event_to_json, round_from_json, round_to_json
-from sqlalchemy.engine import Connection
 
 SCHEMA_VERSION = 1
 DATABASE = "federation.db"
@@ -73,7 +74,13 @@ revocations = sa.Table(
     "revocations", metadata, sa.Column("client", sa.Text, primary_key=True), sa.Column("reason", sa.Text)
 )
 
+# Made once: building a statement anew costs more than carrying it out.
+_JOURNAL = journal.insert()
+_UPDATE = updates.insert()
+_ROUND = meta.update().where(meta.c.key == "round").values(value=sa.bindparam("now"))
+
 Write = Callable[[Connection], None]
+Fact = tuple[Round, Event, Round]  # an event, the round it met, and the round it led to
 
 
 @dataclass(frozen=True)
@@ -167,13 +174,14 @@ class Store:
     def current_round(self) -> Round:
         return round_from_json(self._get("round") or "")
 
-    def record(self, before: Round, event: Event, after: Round, *writes: Write) -> None:
-        """Makes an event, what it led to, and what goes with it durable, all at once."""
+    def record(self, facts: Sequence[Fact], now: Round, *writes: Write) -> None:
+        """Makes events, the round that they led to, and what goes with them durable, all at once."""
+        unix = time.time()
+        rows = [{"round": r.number, "event": event_to_json(e), "unix_seconds": unix} for r, e, _ in facts]
         with self._engine.begin() as connection:
-            connection.execute(
-                journal.insert().values(round=before.number, event=event_to_json(event), unix_seconds=time.time())
-            )
-            _put(connection, "round", round_to_json(after))
+            if rows:
+                connection.execute(_JOURNAL, rows)
+                connection.execute(_ROUND, {"now": round_to_json(now)})
             for write in writes:
                 write(connection)
 
@@ -188,7 +196,7 @@ class Store:
             "report": update.report.model_dump_json(),
             "unix_seconds": time.time(),
         }
-        return lambda connection: _run(connection, updates.insert().values(row))
+        return lambda connection: _run(connection, _UPDATE, row)
 
     def commit_writes(self, version: int, digest: bytes, file: str, record: dict[str, Any], keep: int) -> Write:
         """The facts of a committed round: its model, its record, and which model files are no longer kept."""
@@ -264,9 +272,12 @@ class Store:
                 path.unlink(missing_ok=True)
         for folder in (self.folder / "uploads").glob("*"):
             if folder.name != f"{current_round:08d}":
-                for path in folder.iterdir():
-                    path.unlink(missing_ok=True)
-                folder.rmdir()
+                _delete_folder(folder)
+
+    def delete_outlived(self, version: int, keep: int) -> None:
+        """Removes what the commit of a version made superfluous: its round's updates, and one old model."""
+        (self.folder / "models" / f"{version - keep:08d}.safetensors").unlink(missing_ok=True)
+        _delete_folder(self.folder / "uploads" / f"{version - 1:08d}")
 
     def upload_path(self, round_number: int, client: str, digest: bytes) -> Path:
         folder = self.folder / "uploads" / f"{round_number:08d}"
@@ -286,7 +297,7 @@ class Store:
             "failure": failure,
             "unix_seconds": time.time(),
         }
-        return lambda connection: _run(connection, evaluations.insert().values(row))
+        return lambda connection: _run(connection, evaluations.insert(), row)
 
     def evaluations_of(self, version: int) -> dict[str, Evaluation]:
         query = sa.select(evaluations.c.client, evaluations.c.evaluation).where(
@@ -319,8 +330,15 @@ class Store:
             return {row.client: row.reason for row in connection.execute(sa.select(revocations))}
 
 
-def _run(connection: Connection, statement: sa.Executable) -> None:
-    connection.execute(statement)
+def _delete_folder(folder: Path) -> None:
+    if folder.is_dir():
+        for path in folder.iterdir():
+            path.unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _run(connection: Connection, statement: sa.Insert, row: dict[str, Any]) -> None:
+    connection.execute(statement, row)
 
 
 def _put(connection: Connection, key: str, value: str) -> None:

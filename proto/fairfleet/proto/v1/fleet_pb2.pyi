@@ -332,6 +332,7 @@ class Plan(google.protobuf.message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: builtins.int
     PROXIMAL_MU_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
+    PERSONAL_LAMBDA_FIELD_NUMBER: builtins.int
     epochs: builtins.int
     steps: builtins.int
     batch_size: builtins.int
@@ -345,6 +346,8 @@ class Plan(google.protobuf.message.Message):
     """weight of |theta - theta_received|^2 / 2 in the local objective"""
     seed: builtins.int
     """of the batches; already mixed with round and client"""
+    personal_lambda: builtins.float
+    """above 0: also train a personal model, pulled to the received one so strongly (Ditto)"""
     def __init__(
         self,
         *,
@@ -358,8 +361,9 @@ class Plan(google.protobuf.message.Message):
         weight_decay: builtins.float = ...,
         proximal_mu: builtins.float = ...,
         seed: builtins.int = ...,
+        personal_lambda: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "learning_rate", b"learning_rate", "momentum", b"momentum", "nesterov", b"nesterov", "proximal_mu", b"proximal_mu", "seed", b"seed", "solver", b"solver", "steps", b"steps", "weight_decay", b"weight_decay"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "learning_rate", b"learning_rate", "momentum", b"momentum", "nesterov", b"nesterov", "personal_lambda", b"personal_lambda", "proximal_mu", b"proximal_mu", "seed", b"seed", "solver", b"solver", "steps", b"steps", "weight_decay", b"weight_decay"]) -> None: ...
 
 Global___Plan: typing_extensions.TypeAlias = Plan
 
@@ -397,6 +401,7 @@ class TrainReport(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     LEARNING_RATE_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
+    ACCURACY_FIELD_NUMBER: builtins.int
     samples: builtins.int
     loss_before: builtins.float
     """of the received model on the training data"""
@@ -408,6 +413,8 @@ class TrainReport(google.protobuf.message.Message):
     learning_rate: builtins.float
     seconds: builtins.float
     """spent training"""
+    accuracy: builtins.float
+    """of the received model on the training data, 0..1; where the task has one"""
     def __init__(
         self,
         *,
@@ -418,9 +425,13 @@ class TrainReport(google.protobuf.message.Message):
         steps: builtins.int = ...,
         learning_rate: builtins.float = ...,
         seconds: builtins.float = ...,
+        accuracy: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_gradient_norm", b"_gradient_norm", "gradient_norm", b"gradient_norm"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_gradient_norm", b"_gradient_norm", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss_after", b"loss_after", "loss_before", b"loss_before", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "accuracy", b"accuracy", "gradient_norm", b"gradient_norm"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "accuracy", b"accuracy", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss_after", b"loss_after", "loss_before", b"loss_before", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_accuracy", b"_accuracy"]) -> typing.Literal["accuracy"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_gradient_norm", b"_gradient_norm"]) -> typing.Literal["gradient_norm"] | None: ...
 
 Global___TrainReport: typing_extensions.TypeAlias = TrainReport
@@ -572,20 +583,32 @@ class Evaluation(google.protobuf.message.Message):
     SAMPLES_FIELD_NUMBER: builtins.int
     LOSS_FIELD_NUMBER: builtins.int
     ACCURACY_FIELD_NUMBER: builtins.int
+    PERSONAL_LOSS_FIELD_NUMBER: builtins.int
+    PERSONAL_ACCURACY_FIELD_NUMBER: builtins.int
     samples: builtins.int
     loss: builtins.float
     accuracy: builtins.float
     """0..1; left out where the task has none"""
+    personal_loss: builtins.float
+    """of the client's personal model, where there is one"""
+    personal_accuracy: builtins.float
     def __init__(
         self,
         *,
         samples: builtins.int = ...,
         loss: builtins.float = ...,
         accuracy: builtins.float | None = ...,
+        personal_loss: builtins.float | None = ...,
+        personal_accuracy: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "accuracy", b"accuracy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "accuracy", b"accuracy", "loss", b"loss", "samples", b"samples"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_personal_accuracy", b"_personal_accuracy", "_personal_loss", b"_personal_loss", "accuracy", b"accuracy", "personal_accuracy", b"personal_accuracy", "personal_loss", b"personal_loss"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_personal_accuracy", b"_personal_accuracy", "_personal_loss", b"_personal_loss", "accuracy", b"accuracy", "loss", b"loss", "personal_accuracy", b"personal_accuracy", "personal_loss", b"personal_loss", "samples", b"samples"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_accuracy", b"_accuracy"]) -> typing.Literal["accuracy"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_personal_accuracy", b"_personal_accuracy"]) -> typing.Literal["personal_accuracy"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_personal_loss", b"_personal_loss"]) -> typing.Literal["personal_loss"] | None: ...
 
 Global___Evaluation: typing_extensions.TypeAlias = Evaluation
 

@@ -1,0 +1,150 @@
+"""What every rule gets and gives: a cohort of clients in, coefficients and the next state out.
+
+A rule is a frozen set of parameters with one pure method. It sees inner products and reports, never an update, a
+socket or the clock; what it must remember from round to round is a small model that goes in and comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from fairfleet.server.gram import ColumnRule, Gram
+
+Vector = NDArray[np.float64]
+Places = NDArray[np.intp]
+Weighting = Literal["samples", "uniform"]
+
+
+class RuleError(ValueError):
+    """A rule cannot do what it was asked: a wrong parameter, or a report that it needs and did not get."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client says beside its update. Rules state which of the optional values they need."""
+
+    samples: float
+    loss: float  # of the received model on the client's training data, before training
+    first_loss: float | None = None  # the same at round 0
+    accuracy: float | None = None  # on the training data, between 0 and 1
+    participations: float | None = None  # rounds taken part in, this one included
+    steps: float | None = None  # of local training
+    gradient_norm: float | None = None  # of the full local gradient at the received model
+    local_lr: float | None = None
+
+
+@dataclass(frozen=True)
+class PastRow:
+    """A row of the history: whose it is, and the round whose model it was computed on."""
+
+    client: str
+    round: int
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of one round in the order of their ids, then the history rows that may be used."""
+
+    gram: Gram  # over the clients' rows, then the history's
+    clients: Sequence[str]
+    reports: Sequence[Report]
+    round: int = 0
+    history: Sequence[PastRow] = ()
+    known: int = 0  # how many clients the history holds, rows out of reach included
+
+    def __post_init__(self) -> None:
+        if len(self.clients) != len(self.reports) or len(self.gram) != len(self.clients) + len(self.history):
+            raise RuleError(
+                f"{len(self.clients)} clients with {len(self.reports)} reports and {len(self.history)} history rows, "
+                f"but inner products of {len(self.gram)} rows; expected one report per client and one row for each"
+            )
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def own(self) -> Gram:
+        """The inner products of the clients alone."""
+        return self.gram.of(slice(0, len(self)))
+
+    @property
+    def samples(self) -> Vector:
+        return self.reported("samples")
+
+    @property
+    def losses(self) -> Vector:
+        return self.reported("loss")
+
+    def reported(self, name: str) -> Vector:
+        """One reported value per client; an error that says who left it out."""
+        values = [getattr(report, name) for report in self.reports]
+        if missing := [client for client, value in zip(self.clients, values, strict=True) if value is None]:
+            raise RuleError(
+                f"this rule needs {name} from every client and {', '.join(missing[:5])} did not report it; "
+                "ask for it in the plan or choose a rule without it"
+            )
+        return np.array(values, dtype=np.float64)
+
+    def weights(self, weighting: Weighting) -> Vector:
+        shares = self.samples if weighting == "samples" else np.ones(len(self))
+        return np.asarray(shares / shares.sum())
+
+    def absent(self) -> list[int]:
+        """Places in the history of clients that are not here."""
+        here = set(self.clients)
+        return [at for at, row in enumerate(self.history) if row.client not in here]
+
+
+class State(BaseModel):
+    """What a rule remembers. Per-client values are keyed by client id, so they outlive a restart and an absence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rule's answer. The direction is the sum of coefficients times rows; the model moves against it."""
+
+    coefficients: Vector  # per row (clients, then history), or per layer and row
+    status: str = "ok"  # or the fallback that was taken
+    state: State = field(default_factory=State)
+    columns: ColumnRule | None = None  # instead of coefficients: a function of the columns
+    certainty: float = 1.0  # for AdaFedAdam's server optimizer
+    notes: Mapping[str, Any] = field(default_factory=dict)  # for the round's record
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a rule asks of the server and, through the plan, of the clients."""
+
+    reports: tuple[str, ...] = ()  # beside samples and loss
+    layers: bool = False
+    columns: bool = False
+    line_search: bool = False
+
+
+class Rule(BaseModel):
+    """Parameters of a rule, checked, and the rule as a pure function of cohort and state."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    summary: ClassVar[str] = ""
+    Memory: ClassVar[type[State]] = State  # what it remembers
+
+    def needs(self) -> Needs:
+        return Needs()
+
+    def window(self, known: int, clients: int) -> int:
+        """How many rounds back absent clients' rows are used, when `known` clients have one and `clients` are here."""
+        return 0
+
+    def initial(self) -> State:
+        return self.Memory()
+
+    def step(self, cohort: Cohort, state: Any) -> Step:
+        raise NotImplementedError

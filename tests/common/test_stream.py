@@ -1,0 +1,157 @@
+"""Streams of chunks: what is written is what is read, and what was tampered with is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairfleet.common.codecs import CODECS, RAW32
+from fairfleet.common.errors import BadRequest, Corrupted, FleetError, OutOfOrder
+from fairfleet.common.stream import (
+    Decoder,
+    Encoded,
+    encode,
+    model_pieces,
+    read_records,
+    record_bytes,
+    split,
+    update_pieces,
+    write_record,
+)
+from fairfleet.common.tensors import Model
+from fairfleet.proto.v1.model_pb2 import Chunk
+
+
+def model(parameters: int = 5, buffers: int = 3, counters: int = 2, seed: int = 0) -> Model:
+    draw = np.random.default_rng(seed)
+    return Model.of(
+        {"w": draw.standard_normal(parameters, dtype=np.float32)},
+        {"b": draw.standard_normal(buffers, dtype=np.float32), "n": draw.integers(0, 2**60, counters)},
+    )
+
+
+def messages_of(given: Model) -> tuple[list[bytes], Encoded]:
+    messages: list[bytes] = []
+    encoded = encode(model_pieces(given), lambda head, data: messages.append(b"".join((head, data))))
+    return messages, encoded
+
+
+def decoded(messages: list[bytes], encoded: Encoded, like: Model) -> Model:
+    into = Model.empty(like.signature)
+    decoder = Decoder(into, RAW32)
+    for message in messages:
+        decoder.take(message)
+    decoder.finish(encoded.digest)
+    assert decoder.offset_bytes == encoded.size_bytes
+    return into
+
+
+def assert_same(one: Model, other: Model) -> None:
+    for name, array in one.named().items():
+        np.testing.assert_array_equal(array, other.named()[name])
+
+
+@given(parameters=st.integers(0, 600_000), buffers=st.integers(0, 4), counters=st.integers(0, 3))
+def test_a_model_arrives_bit_for_bit_whatever_its_sections(parameters: int, buffers: int, counters: int) -> None:
+    sent = model(parameters, buffers, counters)
+    assert_same(decoded(*messages_of(sent), like=sent), sent)
+
+
+def test_protobuf_itself_reads_the_messages() -> None:
+    """The two parts of a message are written by hand; any other implementation must understand them."""
+    messages, encoded = messages_of(model(300_000))
+    chunks = [Chunk.FromString(message) for message in messages]
+    assert [len(chunk.data) for chunk in chunks] == [1 << 20, 1_200_000 - (1 << 20), 12, 16]
+    assert sum(len(chunk.data) for chunk in chunks) == encoded.size_bytes
+    for message, chunk in zip(messages, chunks, strict=True):
+        assert split(chunk.SerializeToString())[1] == chunk.data  # in protobuf's own order of the fields
+        head, data = split(message)
+        assert (head.elements, bytes(data), head.data) == (chunk.elements, chunk.data, b"")
+
+
+@pytest.mark.parametrize("codec", list(CODECS))
+def test_an_update_is_the_difference_and_its_state_is_not(codec: str) -> None:
+    received, trained = model(seed=1), model(seed=2)
+    messages: list[bytes] = []
+    encoded = encode(
+        update_pieces(received, trained, CODECS[codec]), lambda head, data: messages.append(b"".join((head, data)))
+    )
+    row = Model.empty(received.signature)
+    decoder = Decoder(row, CODECS[codec])
+    for message in messages:
+        decoder.take(message)
+    decoder.finish(encoded.digest)
+    tolerance = 0 if codec == "raw32" else 1e-3
+    np.testing.assert_allclose(row.parameters, received.parameters - trained.parameters, rtol=tolerance, atol=0)
+    np.testing.assert_array_equal(row.buffers, trained.buffers)
+    np.testing.assert_array_equal(row.counters, trained.counters)
+
+
+def test_fp16_cuts_what_it_cannot_hold_and_never_sends_an_infinity() -> None:
+    out = np.empty(3, np.float32)
+    CODECS["fp16"].decode(CODECS["fp16"].encode(np.array([1e9, -1e9, 1.5], np.float32)), out)
+    np.testing.assert_array_equal(out, [65504, -65504, 1.5])
+
+
+def test_the_same_bytes_have_the_same_digest_and_others_another() -> None:
+    assert messages_of(model())[1] == messages_of(model())[1]
+    changed = model()
+    changed.parameters[3] += 1e-3
+    assert messages_of(changed)[1].digest != messages_of(model())[1].digest
+
+
+@given(at=st.integers(0, 2**31), bit=st.integers(0, 7))
+def test_no_flipped_bit_goes_unnoticed(at: int, bit: int) -> None:
+    sent = model(50)
+    messages, encoded = messages_of(sent)
+    whole = bytearray(b"".join(messages))
+    whole[at % len(whole)] ^= 1 << bit
+    ends = np.cumsum([len(message) for message in messages])
+    torn = [bytes(part) for part in (whole[: ends[0]], whole[ends[0] : ends[1]], whole[ends[1] :])]
+    with contextlib.suppress(FleetError):  # refused; what was not refused must be what was sent
+        assert_same(decoded(torn, encoded, sent), sent)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_an_error_and_never_a_crash(garbage: bytes) -> None:
+    decoder = Decoder(Model.empty(model().signature), RAW32)
+    with pytest.raises((BadRequest, Corrupted, OutOfOrder)):
+        decoder.take(garbage)
+
+
+def test_a_decoder_goes_on_where_the_last_good_chunk_ended() -> None:
+    sent = model(300_000)
+    messages, encoded = messages_of(sent)
+    into = Model.empty(sent.signature)
+    decoder = Decoder(into, RAW32)
+    decoder.take(messages[0])
+    with pytest.raises(OutOfOrder):
+        decoder.take(messages[0])
+    with pytest.raises(Corrupted):
+        decoder.take(messages[1][:-1] + b"x")
+    with pytest.raises(OutOfOrder, match="300000 parameters"):
+        decoder.finish(encoded.digest)
+    for message in messages[1:]:
+        decoder.take(message)
+    decoder.finish(encoded.digest)
+    assert_same(into, sent)
+
+
+@given(cut=st.integers(0, 200))
+def test_a_spool_file_torn_anywhere_gives_its_whole_records(cut: int) -> None:
+    records = [b"first", b"second record", b"", b"x" * 100]
+    file = io.BytesIO()
+    for record in records:
+        write_record(file, record[:2], record[2:])  # type: ignore[arg-type]
+    ends = np.cumsum([record_bytes(record) for record in records])
+    torn = io.BytesIO(file.getvalue()[:cut])
+    assert list(read_records(torn)) == records[: int(np.searchsorted(ends, cut, side="right"))]
+
+
+def test_a_record_that_claims_to_be_huge_is_not_believed() -> None:
+    assert list(read_records(io.BytesIO(b"\xff\xff\xff\x7f" + bytes(100)))) == []

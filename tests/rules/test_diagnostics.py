@@ -1,0 +1,75 @@
+"""The record of a step says, from the matrix alone, what the vectors would say."""
+
+import doctest
+import json
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from fairfleet.server.aggregation import Outcome, aggregate, scaled
+from fairfleet.server.rules import Report, recipe
+
+ROWS = {"ann": np.array([1.0, 0, 1, 1]), "bob": np.array([-3.0, 1, 1, -1]), "eve": np.array([1.0, 1, -1, 0.5])}
+
+
+def outcome(name: str, **parameters: object) -> Outcome:
+    reports = {client: Report(10 + k, 1.0 + k) for k, client in enumerate(ROWS)}
+    return aggregate(np.zeros(4), ROWS, reports, recipe(name, **parameters), layers=[1, 3])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmgda", "fedfv", "adafed", "fedlf"])
+def test_decrease_cosine_length_and_conflicts_are_those_of_the_vectors(name: str) -> None:
+    out = outcome(name)
+    d, about = out.step, out.diagnostics
+    assert about.direction_norm == pytest.approx(np.linalg.norm(d))
+    for client, row in ROWS.items():
+        assert about.predicted_decrease[client] == pytest.approx(row @ d, abs=1e-12)
+        cosine = row @ d / np.linalg.norm(row) / np.linalg.norm(d)
+        assert about.cosines[client] == pytest.approx(cosine, abs=1e-12)
+        assert (client in about.conflicts) == (cosine < -1e-9)
+        for layer, part in enumerate((slice(0, 1), slice(1, 4))):
+            harmed = row[part] @ d[part] < -1e-9 * np.linalg.norm(row[part]) * np.linalg.norm(d[part])
+            assert (client in about.layer_conflicts[layer]) == harmed
+
+
+def test_fedavg_shows_whom_it_harms_where_fedlf_harms_nobody() -> None:
+    assert outcome("fedavg").diagnostics.layer_conflicts[0] != []
+    fair = outcome("fedlf").diagnostics
+    assert fair.conflicts == []
+    assert len(fair.coefficients["ann"]) == 2  # one per layer
+
+
+def test_cosines_between_clients_are_the_conflict_map() -> None:
+    rows = np.array(list(ROWS.values()))
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(outcome("fedavg").diagnostics.client_cosines, unit @ unit.T, atol=1e-12)
+
+
+def test_the_record_is_json() -> None:
+    for name in ("fedlf", "fedfv", "afl", "median", "fedmdfg"):
+        record = json.loads(outcome(name).diagnostics.model_dump_json())
+        assert record["rule"] == name
+        assert record["status"] == "ok"
+
+
+def test_column_rules_have_no_coefficients_to_show() -> None:
+    about = outcome("median").diagnostics
+    assert (about.coefficients, about.direction_norm, about.predicted_decrease) == ({}, None, {})
+
+
+def test_a_step_can_be_scaled_on_the_way_to_a_commit() -> None:
+    out = outcome("fedavg")
+    half = scaled(out, np.zeros(4), 0.5)
+    np.testing.assert_array_equal(half.model, -0.5 * out.step)
+    assert half.state is out.state
+
+
+MODULES = ["gram", "minnorm", "history", "aggregation", "rules.registry"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_examples_in_the_documentation_are_true(module: str) -> None:
+    result = doctest.testmod(import_module(f"fairfleet.server.{module}"))
+    assert result.attempted
+    assert not result.failed

@@ -1,0 +1,69 @@
+"""Who speaks for an identity, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairfleet.common.errors import ContestedIdentity, LimitReached, SessionUnknown, Superseded
+from fairfleet.server.sessions import TAKEOVERS_ALLOWED, Member, Sessions
+
+
+def member(client: str = "a", instance: str = "1") -> Member:
+    return Member(client, instance, "cpu", 10, 10, "raw32")
+
+
+def sessions(limit: int = 10) -> Sessions:
+    return Sessions(lease_seconds=30, limit=limit, boot=1)
+
+
+def test_a_call_renews_the_lease_and_silence_ends_it() -> None:
+    fleet = sessions()
+    session = fleet.join(member(), now=0)
+    fleet.of(session.id, now=25)
+    assert fleet.expired(now=54) == []
+    assert fleet.expired(now=56) == [session]
+    session.polls = 1
+    assert fleet.expired(now=1000) == [], "a waiting poll is a sign of life"
+
+
+def test_another_process_takes_over_and_the_older_is_told_so() -> None:
+    fleet = sessions()
+    older = fleet.join(member(instance="1"), now=0)
+    newer = fleet.join(member(instance="2"), now=1)
+    assert newer.fence > older.fence
+    with pytest.raises(Superseded):
+        fleet.of(older.id, now=2)
+    assert fleet.of(newer.id, now=2) is newer
+    with pytest.raises(SessionUnknown):
+        fleet.of("never heard of", now=2)
+
+
+def test_a_tug_of_war_ends_with_the_holder_and_is_forgotten_after_a_while() -> None:
+    fleet = sessions()
+    for turn in range(TAKEOVERS_ALLOWED + 1):
+        holder = fleet.join(member(instance=str(turn % 2)), now=turn)
+    with pytest.raises(ContestedIdentity):
+        fleet.join(member(instance="another"), now=5)
+    assert fleet.of(holder.id, now=6) is holder
+    assert fleet.join(member(instance="another"), now=100).fence > holder.fence
+
+
+def test_a_name_whose_holder_left_is_free_at_once() -> None:
+    fleet = sessions()
+    for turn in range(20):
+        fleet.remove(fleet.join(member(instance=str(turn)), now=turn))
+    fleet.join(member(), now=20)
+
+
+def test_a_full_fleet_lets_nobody_new_in_but_everyone_back() -> None:
+    fleet = sessions(limit=2)
+    fleet.join(member("a"), now=0)
+    fleet.join(member("b"), now=0)
+    with pytest.raises(LimitReached, match="2 clients"):
+        fleet.join(member("c"), now=0)
+    fleet.join(member("a"), now=1)
+
+
+def test_fences_grow_over_restarts() -> None:
+    before, after = Sessions(30, 10, boot=1), Sessions(30, 10, boot=2)
+    assert after.join(member(), 0).fence > max(before.join(member(), 0).fence for _ in range(100))
