@@ -25,6 +25,7 @@ from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
 HERE = Path(__file__).parent
 PROGRAM = [sys.executable, "-m", "fairfleet.common.cli"]
 PATIENCE_SECONDS = 60.0
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]  # not one that an earlier channel had to a dead server
 
 
 def free_port() -> int:
@@ -125,12 +126,12 @@ class Fleet:
     # ---- what it says --------------------------------------------------------------------------
 
     def operator(self) -> OperatorStub:
-        self._channel = grpc.insecure_channel(self.address)
+        self._channel = grpc.insecure_channel(self.address, OWN_CONNECTION)
         grpc.channel_ready_future(self._channel).result(20)
         return OperatorStub(self._channel)
 
     def status(self) -> pb.StatusResponse:
-        with grpc.insecure_channel(self.address) as channel:
+        with grpc.insecure_channel(self.address, OWN_CONNECTION) as channel:
             return OperatorStub(channel).Status(pb.StatusRequest(), timeout=10, wait_for_ready=True)
 
     def version(self) -> int:

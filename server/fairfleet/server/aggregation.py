@@ -37,6 +37,13 @@ class Direction:
 
 
 @dataclass(frozen=True)
+class Taken:
+    vector: Row  # to be subtracted from the model
+    state: ServerState
+    diagnostics: Diagnostics
+
+
+@dataclass(frozen=True)
 class Outcome:
     model: Row
     step: Row  # model before - model after
@@ -86,12 +93,17 @@ class Aggregation:
 
     def finish(self, model: Row, reports: Mapping[str, Report], state: ServerState | None = None) -> Outcome:
         """The new model, the state for the next round, and what the step means for each client."""
+        taken = self.step(reports, state)
+        return Outcome(model - taken.vector, taken.vector, taken.state, taken.diagnostics)
+
+    def step(self, reports: Mapping[str, Report], state: ServerState | None = None, out: Row | None = None) -> Taken:
+        """What to subtract from the model, in `out` if given."""
         state = state or ServerState()
-        direction = self.direction(reports, state.rule)
-        optimizer, step = self.recipe.optimizer, direction.vector
-        before = state.optimizer or optimizer.initial(step.size, step.dtype)
-        after = optimizer.step(step, before, round=self.round, certainty=direction.choice.certainty)
-        return Outcome(model - step, step, ServerState(direction.choice.state, after), direction.diagnostics)
+        direction = self.direction(reports, state.rule, out)
+        optimizer, vector = self.recipe.optimizer, direction.vector
+        before = state.optimizer or optimizer.initial(vector.size, vector.dtype)
+        after = optimizer.step(vector, before, round=self.round, certainty=direction.choice.certainty)
+        return Taken(vector, ServerState(direction.choice.state, after), direction.diagnostics)
 
     def remember(self, rows: Mapping[str, Row]) -> None:
         """Puts the round's rows into the history, with the inner products that are known already."""

@@ -23,6 +23,7 @@ def server(
     rounds: Annotated[int | None, typer.Option(help="How many rounds to train.")] = None,
     minimum_clients: Annotated[int | None, typer.Option(help="A round begins when so many are connected.")] = None,
     clients: Annotated[int | None, typer.Option(help="Asked per round; 0 asks all.")] = None,
+    rule: Annotated[str | None, typer.Option(help="The aggregation rule; see `fairfleet rules`.")] = None,
     codec: Annotated[str | None, typer.Option(help="For updates: raw32 or fp16.")] = None,
     durability: Annotated[str | None, typer.Option(help="update (default) or round.")] = None,
     exit_when_finished: Annotated[bool | None, typer.Option(help="End when all rounds are done.")] = None,
@@ -39,6 +40,8 @@ def server(
 
       fairfleet server --model model.safetensors --rounds 50 --minimum-clients 4
 
+      fairfleet server --model model.safetensors --rule fedfv --set rule.alpha=0.2
+
       fairfleet server -c federation.yaml --set plan.learning_rate=0.05
     """
     logs.set_up(verbose)
@@ -49,6 +52,7 @@ def server(
         "rounds": rounds,
         "round.minimum_clients": minimum_clients,
         "round.clients": clients,
+        "rule.name": rule,
         "codec": codec,
         "durability": durability,
         "exit_when_finished": exit_when_finished,

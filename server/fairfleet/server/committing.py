@@ -1,4 +1,4 @@
-"""From a round's updates to the next committed model: aggregate, put on the disk, serialize for sending.
+"""From a round's updates to the next committed model: rule, optimizer, disk, and the bytes to be sent.
 
 Runs in worker threads. Nothing here is visible to anyone until the coordinator has committed it.
 """
@@ -7,106 +7,201 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from concurrent.futures import Executor
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import TrainReport
-from fairfleet.common.tensors import Model
+from fairfleet.common.tensors import Model, Section, Signature
 from fairfleet.common.wire import report_out
 from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.aggregation import Aggregation, ServerState
+from fairfleet.server.diagnostics import Diagnostics
+from fairfleet.server.history import Folder, History
+from fairfleet.server.optimizers import OptimizerState
 from fairfleet.server.publication import Publication
-from fairfleet.server.store import Store, StoredUpdate
+from fairfleet.server.rules import Recipe, Report
+from fairfleet.server.store import Store, StoredModel, StoredUpdate
 
 Updates = Mapping[str, tuple[StoredUpdate, Model]]
+
+CONFLICT_MAP_CLIENTS = 100  # in larger rounds the record leaves out the cosines between clients: they grow squared
 
 
 @dataclass(frozen=True)
 class Committed:
     """A model that is on the disk and ready to be sent; it becomes the federation's by one transaction."""
 
-    version: int
+    stored: StoredModel
     model: Model
     publication: Publication
-    file: str
+    state: ServerState
     record: dict[str, Any]
-
-    @property
-    def digest(self) -> bytes:
-        return self.publication.digest
 
 
 class Committer:
-    def __init__(self, store: Store, model: Model, publication: Publication) -> None:
-        self._store = store
+    """Holds the newest model, and what rule and optimizer remember. Turns a round's rows into the next."""
+
+    def __init__(
+        self, store: Store, recipe: Recipe, model: Model, publication: Publication, state: ServerState
+    ) -> None:
         self.model = model
         self.publication = publication
+        self._store = store
+        self._recipe = recipe
+        self._state = state
+        self._layers = layer_sizes(model.signature)
+        self._history = History(self._layers, Folder(store.folder / "history")) if uses_history(recipe) else None
+        self._first_losses = store.first_losses()
+        self._participations = {client: count for client, (count, _) in store.update_counts().items()}
         self._spare = Model.empty(model.signature)  # the next model is made in it; the two take turns
+        self._aggregation: Aggregation | None = None
+        self._adding: list[Future[None]] = []
 
     @classmethod
-    def open(cls, store: Store, version: int) -> Committer:
-        found = store.model_file(version)
-        if found is None:
+    def open(cls, store: Store, version: int, recipe: Recipe) -> Committer:
+        stored = store.model(version)
+        if stored is None:
             raise StateDirError(f"{store.folder} has no model of version {version}; restore it from a backup")
-        path, digest = found
-        model, _ = Model.load(path)
+        model, _ = Model.load(store.folder / stored.file)
         publication = Publication.of(version, model)
-        if publication.digest != digest:
+        if publication.digest != stored.digest:
             raise StateDirError(
-                f"{path} is damaged: its digest is {publication.digest.hex()[:16]}…, the database says "
-                f"{digest.hex()[:16]}…. Restore the state directory from a backup."
+                f"{store.folder / stored.file} is damaged: its digest is {publication.digest.hex()[:16]}…, the "
+                f"database says {stored.digest.hex()[:16]}…. Restore the state directory from a backup."
             )
-        return cls(store, model, publication)
+        return cls(store, recipe, model, publication, load_state(store, stored, recipe))
+
+    def add(self, client: str, row: Model, asked: Iterable[str], workers: Executor) -> None:
+        """An update is whole: its inner products are computed while others still train."""
+        if self._aggregation is None:
+            expected = sorted({client, *asked})
+            self._aggregation = Aggregation(
+                self._recipe, self._layers, round=self.publication.version, history=self._history, expected=expected
+            )
+        self._adding.append(workers.submit(self._aggregation.add, client, row.parameters))
 
     def aggregate(self, updates: Updates, workers: Executor) -> Committed:
         began = time.perf_counter()
-        version = self.publication.version + 1
-        weights = sample_weights(updates)
-        model = self._spare
-        rows = [row.parameters for _, row in updates.values()]
-        np.copyto(model.parameters, self.model.parameters)
-        for weight, row in zip(weights, rows, strict=True):
-            model.parameters[:] -= np.float32(weight) * row
-        merge_state(model, updates, weights)
+        version, model = self.publication.version + 1, self._spare
+        for adding in self._adding:
+            adding.result()
+        assert self._aggregation is not None
+        reports = {client: self._report(update) for client, (update, _) in updates.items()}
+        taken = self._aggregation.step(reports, self._state, out=model.parameters)
+        np.subtract(self.model.parameters, taken.vector, out=model.parameters)
+        merge_state(model, updates)
         aggregated = time.perf_counter()
         publishing = workers.submit(Publication.of, version, model)
         file = self._store.write_model(version, model)
+        numbers, vectors = dump_state(taken.state)
+        vectors_file = self._store.write_vectors(version, vectors)
+        # Before the commit, because the rows' memory is free after it. Should the commit not come, the same rows
+        # come again; and a row of this round says nothing in this round.
+        self._aggregation.remember({client: row.parameters for client, (_, row) in updates.items()})
         publication = publishing.result()
         record = {
-            "round": version - 1,
-            "digest": publication.digest.hex(),
-            "contributions": [
-                {"client": client, "weight": weight, "report": update.report.model_dump()}
-                for (client, (update, _)), weight in zip(updates.items(), weights, strict=True)
-            ],
+            **record_of(version - 1, publication.digest, updates, taken.diagnostics),
             "aggregation_seconds": aggregated - began,
             "commit_seconds": time.perf_counter() - aggregated,
-            "bytes_received": sum(update.size_bytes for update, _ in updates.values()),
-            "diagnostics": {},
-            "unix_seconds": time.time(),
         }
-        return Committed(version, model, publication, file, record)
+        stored = StoredModel(version, publication.digest, file, numbers, vectors_file)
+        return Committed(stored, model, publication, taken.state, record)
 
-    def adopt(self, committed: Committed) -> None:
+    def adopt(self, committed: Committed, updates: Updates) -> None:
+        """The model was committed: it is the newest now."""
+        for client, (update, _) in updates.items():
+            self._first_losses.setdefault(client, update.report.loss_before)
+            self._participations[client] = self._participations.get(client, 0) + 1
         self._spare, self.model, self.publication = self.model, committed.model, committed.publication
+        self._state, self._aggregation, self._adding = committed.state, None, []
+
+    def _report(self, update: StoredUpdate) -> Report:
+        report = update.report
+        return Report(
+            samples=report.samples,
+            loss=report.loss_before,
+            first_loss=self._first_losses.get(update.client, report.loss_before),
+            accuracy=report.accuracy,
+            participations=self._participations.get(update.client, 0) + 1,
+            steps=report.steps,
+            gradient_norm=report.gradient_norm,
+            local_lr=report.learning_rate,
+        )
 
 
-def sample_weights(updates: Updates) -> list[float]:
-    samples = [update.report.samples for update, _ in updates.values()]
-    total = sum(samples)
-    return [n / total for n in samples] if total else [1 / len(samples)] * len(samples)
+def layer_sizes(signature: Signature) -> list[int]:
+    """The blocks in which rules see a model: its parameter tensors, as in FedLF's own experiments."""
+    return [tensor.size for tensor, _ in signature.spans(Section.PARAMETERS) if tensor.size]
 
 
-def merge_state(model: Model, updates: Updates, weights: list[float]) -> None:
+def uses_history(recipe: Recipe) -> bool:
+    return recipe.rule.window(known=1_000_000, clients=1) > 0
+
+
+def merge_state(model: Model, updates: Updates) -> None:
     """What is not trained: float buffers are averaged by samples, counters take the largest."""
+    samples = np.array([update.report.samples for update, _ in updates.values()], np.float64)
+    weights = samples / samples.sum() if samples.any() else np.full(len(samples), 1 / len(samples))
     model.buffers[:] = 0
     for weight, (_, row) in zip(weights, updates.values(), strict=True):
         model.buffers[:] += np.float32(weight) * row.buffers
     np.maximum.reduce([row.counters for _, row in updates.values()], out=model.counters)
+
+
+# ---- what rule and optimizer remember, on the disk -----------------------------------------------
+
+
+def dump_state(state: ServerState) -> tuple[str, Mapping[str, Any]]:
+    after = state.optimizer or OptimizerState()
+    rule = state.rule.model_dump(mode="json") if state.rule else None
+    return json.dumps({"rule": rule, "optimizer": after.numbers}), after.vectors
+
+
+def load_state(store: Store, stored: StoredModel, recipe: Recipe) -> ServerState:
+    """As it was committed with the model; a rule or optimizer that was changed since begins anew."""
+    if stored.rule_state is None:
+        return ServerState()
+    kept = json.loads(stored.rule_state)
+    try:
+        rule = recipe.rule.Memory.model_validate(kept["rule"]) if kept["rule"] is not None else None
+    except ValueError:
+        rule = None
+    vectors = dict(load_file(store.folder / stored.vectors_file)) if stored.vectors_file else {}
+    before = OptimizerState(vectors, kept["optimizer"])
+    wanted = recipe.optimizer.initial(0)
+    same = (before.vectors.keys(), before.numbers.keys()) == (wanted.vectors.keys(), wanted.numbers.keys())
+    return ServerState(rule, before if same else None)
+
+
+# ---- the round's record --------------------------------------------------------------------------
+
+
+def record_of(round: int, digest: bytes, updates: Updates, diagnostics: Diagnostics) -> dict[str, Any]:
+    told = diagnostics.model_dump(mode="json")
+    if len(updates) > CONFLICT_MAP_CLIENTS:
+        told["client_cosines"] = []
+    return {
+        "round": round,
+        "digest": digest.hex(),
+        "contributions": [
+            {"client": client, "weight": weight(diagnostics, client), "report": update.report.model_dump()}
+            for client, (update, _) in updates.items()
+        ],
+        "bytes_received": sum(update.size_bytes for update, _ in updates.values()),
+        "diagnostics": told,
+        "unix_seconds": time.time(),
+    }
+
+
+def weight(diagnostics: Diagnostics, client: str) -> float:
+    """The client's coefficient; the mean over the layers where each has its own; 0 where a rule has none."""
+    return float(np.mean(diagnostics.coefficients.get(client, 0.0)))
 
 
 def record_out(record: dict[str, Any]) -> pb.RoundRecord:

@@ -56,6 +56,8 @@ class Coordinator:
     def __init__(self, store: Store, settings: ServerSettings) -> None:
         self.settings = settings
         self.signature = store.signature()
+        self.recipe = settings.recipe()
+        self.plan = settings.plan_of(self.recipe)
         self.broadcast = Broadcast()
         self.traffic = Traffic()
         self.stopping = False
@@ -82,12 +84,13 @@ class Coordinator:
     async def start(self) -> None:
         """Takes up the federation where the state directory left it."""
         stored = self._store.current_round()
-        self._committer = await self._in_worker(Committer.open, self._store, stored.number)
+        self._committer = await self._in_worker(Committer.open, self._store, stored.number, self.recipe)
         await self._in_database(self._store.delete_unnamed, stored.number)
         updates = {update.client: update for update in self._store.updates_of(stored.number) if update.file}
         self._round, actions = rounds.resume(stored, self._policy, frozenset(updates))
         for client in self._round.received:
             await self._in_worker(self._intake.restore, updates[client])
+            self._add_row(client)
         phase, received = self._round.phase.value, len(self._round.received)
         log.info("%s: round %d is %s with %d updates", self._store.federation, stored.number, phase, received)
         for action in actions:
@@ -253,6 +256,7 @@ class Coordinator:
                 receipt = await self._receipt_for(client, number)
                 return receipt or Receipt(number, b"", False, True, f"round {number} no longer waits for {client}")
             update = self._intake.keep(upload)
+            self._add_row(client)
             self._roster.release([client])
             writes = [self._store.update_write(update)] if self._intake.durable else []
 
@@ -264,6 +268,9 @@ class Coordinator:
 
             await self._apply(rounds.UpdateStored(client), *writes, and_then=tell)
         return Receipt(number, update.digest, counted=True, durable=self._intake.durable)
+
+    def _add_row(self, client: str) -> None:
+        self._committer.add(client, self._intake.whole[client][1], self._round.asked, self._workers)
 
     def discard(self, upload: Upload) -> None:
         """An upload that can never become right: the client's next one begins at 0."""
@@ -388,7 +395,7 @@ class Coordinator:
         committed = await self._in_worker(self._committer.aggregate, updates, self._workers)
         async with self._lock:
             await self._commit(committed, training_seconds)
-        await self._in_worker(self._store.delete_outlived, committed.version, self.settings.keep_models)
+        await self._in_worker(self._store.delete_outlived, committed.stored.version, self.settings.keep_models)
 
     async def _commit(self, committed: Committed, training_seconds: float) -> None:
         record = committed.record | {
@@ -397,16 +404,16 @@ class Coordinator:
             "training_seconds": training_seconds,
         }
         keep = self.settings.keep_models
-        writes = [self._store.commit_writes(committed.version, committed.digest, committed.file, record, keep)]
+        writes = [self._store.commit_writes(committed.stored, record, keep)]
         if not self._intake.durable:
             writes = [self._store.update_write(update) for update, _ in self._intake.whole.values()] + writes
 
         def publish() -> None:
-            self._committer.adopt(committed)
+            self._committer.adopt(committed, self._intake.whole)
             self._intake.clear()
             self.broadcast.emit(record["round"], round_committed=pb.RoundCommitted(record=record_out(record)))
 
-        await self._apply(rounds.ModelStored(committed.version), *writes, and_then=publish)
+        await self._apply(rounds.ModelStored(committed.stored.version), *writes, and_then=publish)
 
     async def _lost(self, client: str) -> None:
         self._roster.release([client])

@@ -82,7 +82,7 @@ class FleetService:
         if assignment.kind == "evaluate":
             return pb.NextTaskResponse(evaluate=pb.EvaluateTask(id=assignment.id, model=model, seconds_left=left))
         member = coordinator.session(session).member
-        plan = coordinator.settings.plan.for_client(member.client, assignment.version)
+        plan = coordinator.plan.for_client(member.client, assignment.version)
         return pb.NextTaskResponse(
             train=pb.TrainTask(
                 id=assignment.id,
@@ -91,6 +91,7 @@ class FleetService:
                 plan=wire.plan_out(plan),
                 codec=member.codec,
                 seconds_left=left,
+                report_gradient_norm="gradient_norm" in coordinator.recipe.rule.needs().reports,
             )
         )
 

@@ -37,7 +37,7 @@ class OperatorService:
             asked=len(round.asked),
             received=len(round.received),
             missing=coordinator.missing_clients(),
-            rule="fedavg",
+            rule=coordinator.recipe.name,
             parameters=coordinator.signature.size(Section.PARAMETERS),
             bytes_received=coordinator.traffic.received_bytes,
             bytes_sent=coordinator.traffic.sent_bytes,
@@ -112,10 +112,10 @@ class OperatorService:
     ) -> AsyncIterator[pb.FileChunk]:
         newest = self._coordinator.publication.version
         version = request.version if request.HasField("version") else newest
-        found = await asyncio.to_thread(self._store.model_file, version)
+        found = await asyncio.to_thread(self._store.model, version)
         if found is None:
             raise NotKept(f"version {version} is not kept; the newest is {newest}")
-        async for chunk in _file_chunks(found[0], version):
+        async for chunk in _file_chunks(self._store.folder / found.file, version):
             yield chunk
 
 

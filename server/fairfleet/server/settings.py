@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from fairfleet.common.codecs import CODECS
 from fairfleet.common.plan import Plan
 from fairfleet.common.settings import Settings
 from fairfleet.server.rounds import Policy
+from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
+
+PLAN_FIELDS = {"mu": "proximal_mu", "ditto_lambda": "personal_lambda"}  # the papers' names and ours
 
 
 class Part(BaseModel):
@@ -31,6 +43,17 @@ class Limits(Part):
     upload_bytes: PositiveInt | None = Field(default=None, description="of one update; default: what raw32 needs")
 
 
+class Named(BaseModel):
+    """A rule or an optimizer by name, with whatever parameters it has."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self.model_extra or {}
+
+
 class ServerSettings(Settings):
     name: str = Field(default="federation", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     listen: str = Field(default="127.0.0.1:8440", description="host:port; port 0 takes a free one")
@@ -39,6 +62,8 @@ class ServerSettings(Settings):
     rounds: PositiveInt = 100
     seed: NonNegativeInt = 0
     round: RoundSettings = RoundSettings()
+    rule: Named = Field(default=Named(name="fedavg"), description="see `fairfleet rules`")
+    optimizer: Named | None = Field(default=None, description="after the rule, instead of the rule's own")
     plan: Plan = Plan()
     codec: str = Field(default="raw32", description="for updates; a client without it may offer another")
     durability: Literal["update", "round"] = Field(
@@ -63,6 +88,22 @@ class ServerSettings(Settings):
         if not host or not port.isdecimal() or int(port) > 65535:
             raise ValueError("must be host:port, for example 127.0.0.1:8440 or [::1]:8440")
         return listen
+
+    @model_validator(mode="after")
+    def _known_rule(self) -> ServerSettings:
+        try:
+            self.recipe()
+        except RuleError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def recipe(self) -> Recipe:
+        after = optimizer(self.optimizer.name, **self.optimizer.parameters) if self.optimizer else None
+        return recipe(self.rule.name, after, **self.rule.parameters)
+
+    def plan_of(self, made: Recipe) -> Plan:
+        """The plan, with what the rule asks of local training."""
+        return self.plan.model_copy(update={PLAN_FIELDS[key]: value for key, value in made.plan.items()})
 
     def policy(self) -> Policy:
         return Policy(self.rounds, self.round.quorum, self.round.evaluate_every)

@@ -10,13 +10,15 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
 from sqlalchemy.engine import Connection
 
 from fairfleet.common.errors import StateDirError
@@ -36,6 +38,8 @@ models = sa.Table(
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("digest", sa.Text, nullable=False),
     sa.Column("file", sa.Text),  # relative to the state directory; null once it was deleted
+    sa.Column("rule_state", sa.Text),  # what rule and optimizer remember, numbers only
+    sa.Column("vectors_file", sa.Text),  # what the optimizer remembers, as long as the model; null if nothing
     sa.Column("unix_seconds", sa.Float, nullable=False),
 )
 journal = sa.Table(
@@ -96,6 +100,17 @@ class StoredUpdate:
     file: str | None
 
 
+@dataclass(frozen=True)
+class StoredModel:
+    """A committed version: where its file lies, relative to the state directory, and what goes with it."""
+
+    version: int
+    digest: bytes
+    file: str
+    rule_state: str | None = None
+    vectors_file: str | None = None
+
+
 class Store:
     """One federation's state directory, locked for as long as the store is open."""
 
@@ -153,7 +168,7 @@ class Store:
             _put(connection, "federation", name)
             _put(connection, "signature", model.signature.to_json())
             _put(connection, "round", round_to_json(Round(0)))
-            self._name_model(connection, 0, digest, file)
+            _name_model(connection, StoredModel(0, digest, file))
 
     @property
     def federation(self) -> str:
@@ -198,14 +213,15 @@ class Store:
         }
         return lambda connection: _run(connection, _UPDATE, row)
 
-    def commit_writes(self, version: int, digest: bytes, file: str, record: dict[str, Any], keep: int) -> Write:
+    def commit_writes(self, model: StoredModel, record: dict[str, Any], keep: int) -> Write:
         """The facts of a committed round: its model, its record, and which model files are no longer kept."""
+        version, gone = model.version, {"file": None, "vectors_file": None}
 
         def write(connection: Connection) -> None:
-            self._name_model(connection, version, digest, file)
+            _name_model(connection, model)
             connection.execute(rounds.insert().values(round=version - 1, record=json.dumps(record)))
             connection.execute(updates.update().where(updates.c.round == version - 1).values(file=None))
-            connection.execute(models.update().where(models.c.version <= version - keep).values(file=None))
+            connection.execute(models.update().where(models.c.version <= version - keep).values(gone))
 
         return write
 
@@ -233,6 +249,17 @@ class Store:
         with self._reading() as connection:
             return [json.loads(record) for record in connection.scalars(query)]
 
+    def first_losses(self) -> dict[str, float]:
+        """Per client: the loss of the received model at its first update."""
+        first = sa.select(updates.c.client, sa.func.min(updates.c.round).label("round")).group_by(updates.c.client)
+        earliest = first.subquery()
+        query = sa.select(updates.c.client, updates.c.report).join(
+            earliest, (updates.c.client == earliest.c.client) & (updates.c.round == earliest.c.round)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return {client: TrainReport.model_validate_json(text).loss_before for client, text in rows}
+
     def update_counts(self) -> dict[str, tuple[int, int]]:
         """Per client: how many updates it gave, and the round of the newest."""
         query = sa.select(updates.c.client, sa.func.count(), sa.func.max(updates.c.round)).group_by(updates.c.client)
@@ -249,24 +276,28 @@ class Store:
         write_durably(path, lambda beside: model.save(beside, version=str(version)))
         return str(path.relative_to(self.folder))
 
-    @staticmethod
-    def _name_model(connection: Connection, version: int, digest: bytes, file: str) -> None:
-        row = {"version": version, "digest": digest.hex(), "file": file, "unix_seconds": time.time()}
-        connection.execute(models.insert().values(row))
+    def write_vectors(self, version: int, vectors: Mapping[str, NDArray[Any]]) -> str | None:
+        """Puts what an optimizer remembers on the disk, beside the model of that version."""
+        if not vectors:
+            return None
+        path = self.folder / "models" / f"{version:08d}.optimizer.safetensors"
+        write_durably(path, lambda beside: save_file(dict(vectors), beside))
+        return str(path.relative_to(self.folder))
 
-    def model_file(self, version: int) -> tuple[Path, bytes] | None:
-        """Where a version lies, and its digest; None where it is not kept."""
-        query = sa.select(models.c.file, models.c.digest).where(models.c.version == version)
+    def model(self, version: int) -> StoredModel | None:
+        """What is known of a version; None where it is not kept."""
+        query = sa.select(models).where(models.c.version == version, models.c.file.is_not(None))
         with self._reading() as connection:
             row = connection.execute(query).one_or_none()
-        if row is None or row.file is None:
+        if row is None:
             return None
-        return self.folder / row.file, bytes.fromhex(row.digest)
+        return StoredModel(version, bytes.fromhex(row.digest), row.file, row.rule_state, row.vectors_file)
 
     def delete_unnamed(self, current_round: int) -> None:
         """Removes files that no fact speaks of: of older rounds, of models not kept, of interrupted writes."""
         with self._reading() as connection:
-            named = set(connection.scalars(sa.select(models.c.file).where(models.c.file.is_not(None))))
+            kept = connection.execute(sa.select(models.c.file, models.c.vectors_file)).all()
+        named = {file for row in kept for file in row if file is not None}
         for path in (self.folder / "models").glob("*"):
             if str(path.relative_to(self.folder)) not in named:
                 path.unlink(missing_ok=True)
@@ -276,7 +307,8 @@ class Store:
 
     def delete_outlived(self, version: int, keep: int) -> None:
         """Removes what the commit of a version made superfluous: its round's updates, and one old model."""
-        (self.folder / "models" / f"{version - keep:08d}.safetensors").unlink(missing_ok=True)
+        for path in (self.folder / "models").glob(f"{version - keep:08d}.*"):
+            path.unlink(missing_ok=True)
         _delete_folder(self.folder / "uploads" / f"{version - 1:08d}")
 
     def upload_path(self, round_number: int, client: str, digest: bytes) -> Path:
@@ -335,6 +367,11 @@ def _delete_folder(folder: Path) -> None:
         for path in folder.iterdir():
             path.unlink(missing_ok=True)
         folder.rmdir()
+
+
+def _name_model(connection: Connection, model: StoredModel) -> None:
+    row = {**asdict(model), "digest": model.digest.hex(), "unix_seconds": time.time()}
+    connection.execute(models.insert(), row)
 
 
 def _run(connection: Connection, statement: sa.Insert, row: dict[str, Any]) -> None:
