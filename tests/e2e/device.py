@@ -79,5 +79,5 @@ class Device:
         return answer
 
     def leave(self) -> None:
-        self.stub.Leave(pb.LeaveRequest(session=self.session), timeout=5)
+        self.stub.Leave(pb.LeaveRequest(session=self.session), timeout=20)
         self.channel.close()

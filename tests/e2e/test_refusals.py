@@ -62,8 +62,7 @@ def device(standing: Fleet) -> Iterator[Device]:
     chunks, encoded = honest.encode()
     receipt = honest.send(honest.open(encoded).upload, chunks)
     assert (receipt.outcome, receipt.durable) == (pb.OUTCOME_COUNTED, True)
-    with contextlib.suppress(grpc.RpcError):
-        device.leave()
+    device.leave()
     standing.wait_for_version(honest.task.round + 1)
     honest.leave()
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from pathlib import Path
 
+from fairfleet.client.heartbeat import Heartbeat
 from fairfleet.client.link import Link, Stopped, pauses
 from fairfleet.client.personal import Personal
 from fairfleet.client.spool import Spool, Spooled
@@ -21,7 +21,6 @@ from fairfleet.common.errors import (
     BadRequest,
     ContestedIdentity,
     Corrupted,
-    FleetError,
     NotKept,
     OutOfOrder,
     Revoked,
@@ -60,6 +59,7 @@ class Agent:
                 signature=wire.signature_out(self._own),
             ),
         )
+        self._heartbeat = Heartbeat(self._link)
         self._model: Model | None = None  # as received, in the server's tensor order
         self._trained: Model | None = None
         self._version: tuple[int, bytes] | None = None  # and digest, of self._model
@@ -122,8 +122,8 @@ class Agent:
         spooled = self._spool.find(federation, asked.round, digest)
         if spooled is None:
             self._fetch(asked.model)
-            with Heartbeat(self._link, asked.id) as heartbeat:
-                spooled = self._make_update(asked, heartbeat.progress, federation)
+            with self._heartbeat.during(asked.id) as progress:
+                spooled = self._make_update(asked, progress, federation)
         self._upload(spooled)
 
     def _make_update(self, asked: pb.TrainTask, progress: Progress, federation: str) -> Spooled:
@@ -183,7 +183,7 @@ class Agent:
         assert self._model is not None
         version = asked.model.version
         try:
-            with Heartbeat(self._link, asked.id):
+            with self._heartbeat.during(asked.id):
                 evaluation = self._personal.evaluate(self.task, self.task.evaluate(self._model.named()))
         except Exception as error:  # a stranger's code
             log.exception("%s failed", asked.id)
@@ -218,44 +218,3 @@ class Agent:
                 raise BadRequest(f"this task's model is not the federation's: {difference}")
             self._model, self._trained = Model.empty(signature), Model.empty(signature)
         return self._model
-
-
-class Heartbeat:
-    """While the task is at work: renews the lease, carries the live loss, hears whether to go on."""
-
-    def __init__(self, link: Link, task: str) -> None:
-        self._link = link
-        self._task = task
-        self._done = threading.Event()
-        self._abandon = False
-        self._error: Exception | None = None
-        self._latest = (0, 0, 0.0)
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-
-    def __enter__(self) -> Heartbeat:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-
-    def progress(self, done: int, planned: int, loss: float) -> None:
-        self._latest = (done, planned, loss)
-        if self._error is not None:
-            raise self._error
-        if self._abandon or self._link.stopped:
-            raise Abandoned
-
-    def _beat(self) -> None:
-        pause = min(1.0, self._link.joined.heartbeat_seconds)  # the first comes soon: people like to see life
-        while not self._done.wait(pause):
-            done, planned, loss = self._latest
-            try:
-                answer = self._link.heartbeat(task=self._task, steps_done=done, steps_planned=planned, loss=loss)
-                self._abandon = answer.abandon
-            except Stopped:
-                return
-            except FleetError as error:
-                self._error = error
-                return
-            pause = self._link.joined.heartbeat_seconds

@@ -27,7 +27,7 @@ FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 2.0  # a server that comes back finds its whole fleet again within seconds
 CALL_SECONDS = 15.0  # for calls that the server answers at once
 POLL_SECONDS = 45.0  # for NextTask, which it holds for up to 30 s
-FAILURES_BEFORE_NEW_CHANNEL = 3  # a channel can cling to an address that is gone
+FAILURES_BEFORE_NEW_CHANNEL = 5  # a channel can cling to an address that is gone
 SERVER_BUGS_TOLERATED = 8
 
 
@@ -50,7 +50,6 @@ class Link:
         self._join_request = join
         self._join_lock = threading.Lock()
         self._stop = threading.Event()
-        self._calls: set[Any] = set()  # under way, to be cancelled by `stop`
         self._failures = 0
         self._connect()
 
@@ -75,25 +74,23 @@ class Link:
         """Ends every call under way with Stopped. May be called from a signal handler."""
         self._stop.set()
         # In a thread of its own: the interrupted main thread may hold a lock of gRPC's.
-        threading.Thread(target=self._cancel_calls, daemon=True).start()
-
-    def _cancel_calls(self) -> None:
-        for call in list(self._calls):
-            call.cancel()
+        threading.Thread(target=lambda: self._channel.close(), daemon=True).start()
 
     def leave(self, reason: str) -> None:
         """Best effort: a server that is gone need not hear it."""
-        try:
-            if self.joined.session:
-                self._stub.Leave(pb.LeaveRequest(session=self.joined.session, reason=reason), timeout=2)
-        except grpc.RpcError as error:
-            log.debug("could not say goodbye: %s", error)
+        if self.joined.session:
+            with grpc.insecure_channel(self.address) as channel:  # `stop` has closed the other one
+                try:
+                    FleetStub(channel).Leave(pb.LeaveRequest(session=self.joined.session, reason=reason), timeout=2)
+                except grpc.RpcError as error:
+                    log.debug("could not say goodbye: %s", error)
         self._channel.close()
 
-    # ---- calls ---------------------------------------------------------------------------------
+    def wait(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise Stopped
 
-    def join(self) -> pb.JoinResponse:
-        return self.repeat(lambda session: self.joined)
+    # ---- calls ---------------------------------------------------------------------------------
 
     def next_task(self) -> pb.NextTaskResponse:
         answer: pb.NextTaskResponse = self._unary("NextTask", pb.NextTaskRequest, POLL_SECONDS)
@@ -111,37 +108,27 @@ class Link:
         return answer
 
     def _unary(self, method: str, make: Callable[..., Any], seconds: float, **fields: Any) -> Any:
-        def call(session: str) -> Any:
-            request = make(session=session, **fields)
-            return self._under_way(getattr(self._stub, method).future(request, timeout=seconds)).result()
-
-        return self.repeat(call)
+        return self.repeat(
+            lambda session: getattr(self._stub, method)(make(session=session, **fields), timeout=seconds)
+        )
 
     def fetch(self, version: int, offset_bytes: int, session: str) -> Iterable[bytes]:
         """One try at a model; to be called inside `repeat`."""
         request = pb.FetchModelRequest(session=session, version=version, offset_bytes=offset_bytes)
-        call: Iterable[bytes] = self._under_way(self._fetch(request))
+        call: Iterable[bytes] = self._fetch(request)
         return call
 
     def send(self, upload: bytes, messages: Iterator[bytes]) -> pb.Receipt | None:
         """One try at an upload; None when the stream broke: open it again to learn where to go on."""
-        call = self._under_way(self._send.future(messages, metadata=((UPLOAD_METADATA, upload),)))
         try:
-            response: pb.SendUploadResponse = call.result()
+            response: pb.SendUploadResponse = self._send(messages, metadata=((UPLOAD_METADATA, upload),))
             return response.receipt
-        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+        except (grpc.RpcError, ValueError) as error:
             code = self._code(error)
             if code is not grpc.StatusCode.FAILED_PRECONDITION:  # which says: not open (any more)
                 self._raise_if_final(error, code, 0)
             log.info("the upload broke off: %s", _in_words(error, code))
             return None
-
-    def _under_way(self, call: Any) -> Any:
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
-        if self.stopped:
-            call.cancel()
-        return call
 
     # ---- repeating -----------------------------------------------------------------------------
 
@@ -153,22 +140,23 @@ class Link:
                 answer = call(self._session())
                 self._failures = 0
                 return answer
-            except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            except (grpc.RpcError, ValueError) as error:
                 code = self._code(error)
                 bugs += code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
                 self._raise_if_final(error, code, bugs)
-                log.info("server %s: %s; trying again in %.1f s", self.address, _in_words(error, code), pause)
+                log.info("server %s: %s; trying again", self.address, _in_words(error, code))
             self.wait(pause)
         raise AssertionError("pauses never end")  # pragma: no cover
-
-    def wait(self, seconds: float) -> None:
-        if self._stop.wait(seconds):
-            raise Stopped
 
     def _code(self, error: Exception) -> grpc.StatusCode:
         if self.stopped:
             raise Stopped from None
-        return error.code() if isinstance(error, grpc.RpcError) else grpc.StatusCode.CANCELLED
+        if isinstance(error, grpc.RpcError):
+            code: grpc.StatusCode = error.code()
+            return code
+        if "closed channel" in str(error) or "Channel closed" in str(error):  # by a reconnection of the other thread
+            return grpc.StatusCode.CANCELLED
+        raise error
 
     def _raise_if_final(self, error: Exception, code: grpc.StatusCode, bugs: int) -> None:
         final = refusal(code, _details(error))
@@ -193,8 +181,7 @@ class Link:
         """The session to call with, joined if there is none."""
         with self._join_lock:
             if not self.joined.session:
-                call = self._under_way(self._stub.Join.future(self._join_request, timeout=CALL_SECONDS))
-                self.joined = call.result()
+                self.joined = self._stub.Join(self._join_request, timeout=CALL_SECONDS)
                 log.info("joined %s at %s", self.joined.federation, self.address)
             return self.joined.session
 

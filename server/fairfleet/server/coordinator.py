@@ -236,9 +236,9 @@ class Coordinator:
     def upload(self, token: bytes) -> Upload:
         return self._intake.by_token(token)
 
-    async def take_chunk(self, upload: Upload, token: bytes, message: bytes) -> None:
-        self.traffic.received_bytes += len(message)
-        await self._in_worker(upload.take, token, message)
+    async def take_chunks(self, upload: Upload, token: bytes, messages: list[bytes]) -> None:
+        self.traffic.received_bytes += sum(len(message) for message in messages)
+        await self._in_worker(upload.take, token, messages)
 
     async def complete(self, upload: Upload) -> Receipt:
         """Makes a whole upload count, once; the receipt is given only when it is durable."""

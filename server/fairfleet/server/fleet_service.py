@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from fairfleet.common import wire
@@ -19,6 +19,7 @@ from fairfleet.server.sessions import Member
 from fairfleet.server.uploads import Announced
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+UPLOAD_BACKLOG = 4  # chunks of one upload that may wait to be decoded
 RAW_STREAMS = frozenset({"FetchModel", "SendUpload"})
 
 
@@ -127,14 +128,8 @@ class FleetService:
         metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
         token = metadata.get(wire.UPLOAD_METADATA, b"")
         upload = coordinator.upload(token)
-        taking: asyncio.Future[None] | None = None
         try:
-            async for message in stream:  # the next message is received while the last is decoded
-                if taking is not None:
-                    await taking
-                taking = asyncio.ensure_future(coordinator.take_chunk(upload, token, message))
-            if taking is not None:
-                await taking
+            await _take_all(stream, lambda messages: coordinator.take_chunks(upload, token, messages))
             return pb.SendUploadResponse(receipt=receipt_out(await coordinator.complete(upload)))
         except Refused as error:
             if isinstance(error, BadRequest):
@@ -166,6 +161,24 @@ class FleetService:
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:  # noqa: N802
         await self._coordinator.leave(request.session, short(request.reason))
         return pb.LeaveResponse()
+
+
+async def _take_all(stream: AsyncIterator[bytes], take: Callable[[list[bytes]], Awaitable[None]]) -> None:
+    """Receives while it takes: what comes in the meantime is the next batch, so a hop to a thread serves several."""
+    waiting: list[bytes] = []
+    taking: asyncio.Future[None] | None = None
+    async for message in stream:
+        waiting.append(message)
+        if taking is not None and (taking.done() or len(waiting) >= UPLOAD_BACKLOG):
+            await taking
+            taking = None
+        if taking is None:
+            taking = asyncio.ensure_future(take(waiting))
+            waiting = []
+    if taking is not None:
+        await taking
+    if waiting:
+        await take(waiting)
 
 
 def receipt_out(receipt: Receipt) -> pb.Receipt:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -57,18 +58,19 @@ class Upload:
             self.token = secrets.token_bytes(16)
             return self.token
 
-    def take(self, token: bytes, message: bytes) -> None:
+    def take(self, token: bytes, messages: Iterable[bytes]) -> None:
         with self._busy:
-            if token != self.token:
-                raise WrongState("this upload was opened again elsewhere; open it again to go on")
-            self._decoder.take(message)
-            if self.offset_bytes > self.announced.size_bytes:
-                raise BadRequest(
-                    f"{self.offset_bytes} bytes came for round {self.announced.round}; "
-                    f"{self.announced.size_bytes} were announced"
-                )
-            if self._file is not None:
-                write_record(self._file, message)
+            for message in messages:
+                if token != self.token:
+                    raise WrongState("this upload was opened again elsewhere; open it again to go on")
+                self._decoder.take(message)
+                if self.offset_bytes > self.announced.size_bytes:
+                    raise BadRequest(
+                        f"{self.offset_bytes} bytes came for round {self.announced.round}; "
+                        f"{self.announced.size_bytes} were announced"
+                    )
+                if self._file is not None:
+                    write_record(self._file, message)
 
     def finish(self) -> None:
         """Everything came and is what was announced; it is on the disk when this returns."""
