@@ -167,9 +167,9 @@ def test_chunks_cover_every_column_once_and_never_cross_a_layer() -> None:
     cuts = list(blocks.chunks([5, blocks.CHUNK + 3, 0, 7]))
     assert [cut.start for cut in cuts[1:]] == [cut.stop for cut in cuts[:-1]]
     assert {cut.layer for cut in cuts} == {0, 1, 3}
-    spans = list(blocks.spans(cuts[1], 3 * blocks.SEGMENT))
-    assert spans[0][0] == cuts[1].start
-    assert spans[-1][1] == cuts[1].stop
+    parts = list(blocks.segments(cuts[1]))
+    assert parts[0][0] == cuts[1].start
+    assert parts[-1][1] == cuts[1].stop
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

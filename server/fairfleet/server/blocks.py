@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate, pairwise
-from threading import local
+from threading import Lock, local
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 T = TypeVar("T")
 
-SEGMENT = 8192  # columns of one dot product; BLAS keeps dots up to 10,000 on the calling thread
-CHUNK = 16 * SEGMENT  # columns that a thread takes at a time: long calls, so that threads rarely meet at the GIL
-
+SEGMENT = 16384  # columns of one dot product: long enough that threads rarely meet at the interpreter's lock
+CHUNK = 16 * SEGMENT  # columns that a thread takes at a time
 CORES = os.cpu_count() or 1
 
 _scratch = local()
+_turn = Lock()  # the limit on BLAS is the whole process's: one at a time
 
 
 class Chunk(NamedTuple):
@@ -37,21 +39,17 @@ def chunks(layers: Sequence[int]) -> Iterator[Chunk]:
             yield Chunk(layer, at, min(at + CHUNK, stop))
 
 
-def spans(chunk: Chunk, width: int) -> Iterator[tuple[int, int]]:
-    """Cuts a chunk into runs of whole segments, at most `width` long, and the odd segment at its end."""
-    whole = chunk.stop - (chunk.stop - chunk.start) % SEGMENT
-    for start in range(chunk.start, whole, width):
-        yield start, min(start + width, whole)
-    if whole < chunk.stop:
-        yield whole, chunk.stop
+def segments(chunk: Chunk) -> Iterator[tuple[int, int]]:
+    for start in range(chunk.start, chunk.stop, SEGMENT):
+        yield start, min(start + SEGMENT, chunk.stop)
 
 
-def workspace(lines: int, width: int) -> NDArray[np.float64]:
+def workspace(size: int) -> NDArray[np.float64]:
     """Scratch memory of this thread, kept between calls: fresh pages would cost more than the arithmetic."""
     space: NDArray[np.float64] | None = getattr(_scratch, "space", None)
-    if space is None or space.size < lines * width:
-        space = _scratch.space = np.empty(lines * width)
-    return space[: lines * width].reshape(lines, width)
+    if space is None or space.size < size:
+        space = _scratch.space = np.zeros(size)
+    return space[:size]
 
 
 def spread(work: Callable[[Chunk], T], cuts: Sequence[Chunk]) -> list[T]:
@@ -68,6 +66,18 @@ def spread(work: Callable[[Chunk], T], cuts: Sequence[Chunk]) -> list[T]:
     for other in others:
         other.result()
     return [results[at] for at in range(len(cuts))]
+
+
+@contextmanager
+def own_threads() -> Iterator[None]:
+    """While our threads share the work, BLAS must not start its own beneath each of them."""
+    with _turn, _controller().limit(limits=1, user_api="blas"):
+        yield
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 @cache

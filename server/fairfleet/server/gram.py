@@ -8,24 +8,26 @@ The rows belong to the caller; nothing here copies one or keeps more than a few 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairfleet.server.blocks import CHUNK, SEGMENT, Chunk, chunks, spans, spread, workspace
+from fairfleet.server.blocks import SEGMENT, Chunk, chunks, own_threads, segments, spread, workspace
 
 Row = NDArray[np.floating[Any]]
 Matrix = NDArray[np.float64]
 T = TypeVar("T")
 
-BATCH = 16  # new rows that are multiplied together: each old row is then read once per batch
-CACHE = 1 << 20  # bytes of float64 workspace per thread
+BATCH = 64  # new rows that are multiplied together: each old row is then read once per batch
+TILE = 12  # rows of a segment that stay in the cache while others pass by
+EVEN = 4  # BLAS takes so many rows at once: with a multiple of it, none is treated differently
+BLOCK = 1 << 21  # numbers that BLAS combines in one call
 CANCELS = 16.0  # a combination this much shorter than its terms is summed in float64
 
 
@@ -56,12 +58,15 @@ class Kernel(Protocol):
 
     def hold(self, row: Row) -> Any: ...
 
-    def products(self, new: Sequence[Any], old: Sequence[Any], chunk: Chunk) -> Matrix:
-        """Inner products inside the chunk: one line per new row, one column per old row, then per new row."""
+    def products(self, new: Sequence[Any], old: Sequence[Any], cuts: Sequence[Chunk]) -> Iterable[Matrix]:
+        """Inner products inside each chunk: one line per new row, one column per old row, then per new row."""
 
-    def combine(self, rows: Sequence[Any], coefficients: Matrix, chunk: Chunk, out: Row, wide: bool) -> None: ...
+    def combine(
+        self, rows: Sequence[Any], coefficients: Matrix, wide: NDArray[np.bool_], cuts: Sequence[Chunk], out: Row
+    ) -> None:
+        """Fills `out`, with one line of coefficients per layer; `wide` layers in float64 throughout."""
 
-    def columns(self, rows: Sequence[Any], reduce: ColumnRule, chunk: Chunk, out: Row) -> None: ...
+    def columns(self, rows: Sequence[Any], reduce: ColumnRule, cuts: Sequence[Chunk], out: Row) -> None: ...
 
 
 ColumnRule = Callable[[Row], Row]  # (rows, columns) -> (columns,)
@@ -123,19 +128,20 @@ class GramEngine:
     def combine(self, order: Sequence[Hashable], coefficients: Matrix, out: Row | None = None) -> Row:
         """The sum of coefficients times rows, with one coefficient per row or one per layer and row."""
         per_layer = np.broadcast_to(coefficients, (len(self.layers), len(order)))
+        used = np.flatnonzero(per_layer.any(axis=0))
+        order, per_layer = [order[at] for at in used.tolist()], per_layer[:, used]
+        target = self._target(out)
+        if not order:
+            target.fill(0.0)
+            return target
         wide = _cancels(self.gram(order).layers, per_layer)
-        rows, target = self._ordered(order), self._target(order, out)
-
-        def work(chunk: Chunk) -> None:
-            self._kernel.combine(rows, per_layer[chunk.layer], chunk, target, bool(wide[chunk.layer]))
-
-        spread(work, self._chunks)
+        self._kernel.combine(self._ordered(order), per_layer, wide, self._chunks, target)
         return target
 
     def columns(self, order: Sequence[Hashable], reduce: ColumnRule, out: Row | None = None) -> Row:
         """One number per column, from all the rows' entries in it: for rules that no inner product can express."""
-        rows, target = self._ordered(order), self._target(order, out)
-        spread(lambda chunk: self._kernel.columns(rows, reduce, chunk, target), self._chunks)
+        target = self._target(out)
+        self._kernel.columns(self._ordered(order), reduce, self._chunks, target)
         return target
 
     def _admit(self, row_id: Hashable, row: Row) -> Any:
@@ -162,7 +168,7 @@ class GramEngine:
         old, new = tuple(self._rows), tuple(batch.values())
         self._keep(batch)
         lines, seen = slice(len(old), len(self._rows)), slice(0, len(self._rows))
-        partial = spread(lambda chunk: self._kernel.products(new, old, chunk), self._chunks)
+        partial = self._kernel.products(new, old, self._chunks)
         for chunk, products in zip(self._chunks, partial, strict=True):  # in order: sums do not depend on threads
             self._products[chunk.layer, lines, seen] += products
         self._products[:, seen, lines] = self._products[:, lines, seen].transpose(0, 2, 1)
@@ -170,77 +176,140 @@ class GramEngine:
     def _ordered(self, order: Sequence[Hashable]) -> list[Any]:
         return [self._rows[self._slots[row_id]] for row_id in order]
 
-    def _target(self, order: Sequence[Hashable], out: Row | None) -> Row:
-        if out is not None:
-            return out
-        double = any(self._rows[self._slots[row_id]].dtype.itemsize == 8 for row_id in order)
-        return np.empty(self.size, np.float64 if double else np.float32)
+    def _target(self, out: Row | None) -> Row:
+        double = any(row.dtype.itemsize == 8 for row in self._rows)
+        return np.empty(self.size, np.float64 if double else np.float32) if out is None else out
 
 
 class NumpyKernel:
-    """Rows in the memory of the machine. Blocks are cast to float64 in a workspace that fits the cache."""
+    """Rows in the memory of the machine. Those that lie evenly in one matrix are read faster."""
 
     def hold(self, row: Row) -> Row:
         return row
 
-    def products(self, new: Sequence[Row], old: Sequence[Row], chunk: Chunk) -> Matrix:
-        width = max(SEGMENT, CACHE // (8 * (len(new) + 1)) // SEGMENT * SEGMENT)
-        space = workspace(len(new) + 1, width)
-        dots = np.zeros((len(old) + len(new), len(new), -(-(chunk.stop - chunk.start) // SEGMENT)))
-        for start, stop in spans(chunk, width):
-            mine = _segments(space[1:], stop - start)
-            other = _segments(space[0], stop - start)
-            at = (start - chunk.start) // SEGMENT
-            here = dots[..., at : at + mine.shape[-2]]
-            for target, row in zip(space[1:], new, strict=True):
-                np.copyto(target[: stop - start], row[start:stop])
-            # One BLAS dot per pair and segment. A matrix product would be faster for many new rows,
-            # but there the last bits of an entry depend on its place in the matrix.
-            for line, row in zip(here, old, strict=False):
-                np.copyto(space[0, : stop - start], row[start:stop])
-                np.vecdot(mine, other, out=line)
-            for own, line in enumerate(here[len(old) :]):
-                np.vecdot(mine[own:], mine[own], out=line[own:])
-        total = _sum_in_order(dots)
-        total[len(old) :] += np.triu(total[len(old) :], 1).T
-        return total.T
+    def products(self, new: Sequence[Row], old: Sequence[Row], cuts: Sequence[Chunk]) -> list[Matrix]:
+        near = len(old) - len(old) % TILE  # the last few old rows go with the new ones: fewer, longer calls
+        tiles = [Laid(old[at : at + TILE]) for at in range(0, near, TILE)]
+        last = Laid([*old[near:], *new])
+        with own_threads():
+            return spread(lambda chunk: _chunk_products(tiles, last, len(new), chunk), cuts)
 
-    def combine(self, rows: Sequence[Row], coefficients: Matrix, chunk: Chunk, out: Row, wide: bool) -> None:
-        target = out[chunk.start : chunk.stop]
-        dtype = np.dtype(np.float64) if wide else target.dtype
-        space = workspace(2, CHUNK).view(dtype)[:, : len(target)]
-        total = target if target.dtype == dtype else space[0]
-        total.fill(0.0)
-        for row, coefficient in zip(rows, coefficients.astype(dtype), strict=True):
-            if coefficient != 0.0:
-                add_scaled(total, row[chunk.start : chunk.stop], coefficient, space[1])
-        if total is not target:
-            np.copyto(target, total, casting="same_kind")
+    def combine(
+        self, rows: Sequence[Row], coefficients: Matrix, wide: NDArray[np.bool_], cuts: Sequence[Chunk], out: Row
+    ) -> None:
+        exact = wide | (out.dtype == np.float64)
+        spread(
+            lambda chunk: _add_up(rows, coefficients[chunk.layer], chunk, out),
+            [chunk for chunk in cuts if exact[chunk.layer]],
+        )
+        plain, narrow = _matrix(rows), coefficients.astype(np.float32)
+        if plain is not None and (plain.strides[0] < 0 or plain.dtype != np.float32):
+            plain = None  # BLAS would copy it anyway
+        for chunk in cuts:  # BLAS brings its own threads here
+            if not exact[chunk.layer]:
+                _weighted_sum(plain, rows, narrow[chunk.layer], chunk, out)
 
-    def columns(self, rows: Sequence[Row], reduce: ColumnRule, chunk: Chunk, out: Row) -> None:
-        for start, stop in spans(chunk, SEGMENT):
-            out[start:stop] = reduce(np.stack([row[start:stop] for row in rows]))
+    def columns(self, rows: Sequence[Row], reduce: ColumnRule, cuts: Sequence[Chunk], out: Row) -> None:
+        def work(chunk: Chunk) -> None:
+            for start, stop in segments(chunk):
+                out[start:stop] = reduce(np.stack([row[start:stop] for row in rows]))
+
+        spread(work, cuts)
 
 
-def add_scaled(total: Row, part: Row, coefficient: np.floating[Any], spare: Row) -> None:
-    """total += coefficient part, in place and in the precision of the total."""
-    if part.dtype != total.dtype:
-        np.copyto(spare, part)  # far faster than a product of mixed types
-        part = spare
-    np.multiply(part, coefficient, out=spare)
-    np.add(total, spare, out=total)
+class Laid:
+    """Rows as few two-dimensional views, so that one call casts many of them."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.size = len(rows)
+        self.lines = -(-len(rows) // EVEN) * EVEN
+        self._parts: list[tuple[int, Row]] = []
+        start = 0
+        for stop in range(1, len(rows) + 1):
+            if stop == len(rows) or _matrix(rows[start : stop + 1]) is None:
+                self._parts.append((start, np.asarray(_matrix(rows[start:stop]))))
+                start = stop
+
+    def cast(self, start: int, stop: int, space: Matrix) -> Matrix:
+        """These columns in float64, padded to an even number of lines."""
+        lines = space[: self.lines * (stop - start)].reshape(self.lines, stop - start)
+        for at, part in self._parts:
+            np.copyto(lines[at : at + len(part)], part[:, start:stop])
+        return lines
 
 
-def _segments(space: Matrix, length: int) -> Matrix:
-    return space[..., :length].reshape(*space.shape[:-1], -1, min(SEGMENT, length))
+def _matrix(rows: Sequence[Row]) -> Row | None:
+    """The rows as one array without copying, if they are evenly spaced in memory: in one matrix, or by luck."""
+    first = rows[0]
+    places = [row.ctypes.data for row in rows]
+    steps = {after - before for before, after in pairwise(places)} or {first.nbytes}
+    if len(steps) > 1 or any(row.dtype != first.dtype or row.strides != first.strides for row in rows):
+        return None
+    # only the rows' own bytes are ever touched, and the caller keeps the rows
+    return np.lib.stride_tricks.as_strided(
+        first, (len(rows), len(first)), (steps.pop(), *first.strides), writeable=False
+    )
+
+
+def _chunk_products(tiles: Sequence[Laid], last: Laid, new: int, chunk: Chunk) -> Matrix:
+    """The products of the last tile's new rows with every row of the tiles."""
+    room, cuts = workspace((last.lines + TILE) * SEGMENT), list(segments(chunk))
+    before, old = TILE * len(tiles), last.size - new
+    dots = np.zeros((len(cuts), new, before + last.lines))
+    for (start, stop), here in zip(cuts, dots, strict=True):
+        lines = last.cast(start, stop, room[TILE * SEGMENT :])
+        # A matrix times a vector is one dot product per row, in the same order of terms for each as long as
+        # the rows are a multiple of EVEN. A matrix times a matrix would be faster for many new rows, but
+        # there the last bits of an entry depend on its place.
+        for at in range(0, last.lines, TILE):
+            tile, first = lines[at : at + TILE], max(at - old, 0)
+            for row, line in zip(lines[old + first : last.size], here[first:], strict=True):
+                np.dot(tile, row, out=line[before + at : before + at + len(tile)])
+        for at, other in enumerate(tiles):
+            tile = other.cast(start, stop, room)
+            for row, line in zip(lines[old : last.size], here, strict=True):
+                np.dot(tile, row, out=line[at * TILE : (at + 1) * TILE])
+    return _mirrored(_sum_in_order(dots)[:, : before + last.size])
+
+
+def _mirrored(total: Matrix) -> Matrix:
+    """Pairs of new rows were computed one way only."""
+    old = total.shape[1] - len(total)
+    own = np.tril(total[:, old:])
+    return np.hstack([total[:, :old], own + np.tril(own, -1).T])
 
 
 def _sum_in_order(dots: Matrix) -> Matrix:
     # numpy's own sum groups the terms by how many there are
-    total = np.zeros(dots.shape[:-1])
-    for at in range(dots.shape[-1]):
-        total += dots[..., at]
+    total = np.zeros(dots.shape[1:])
+    for part in dots:
+        total += part
     return total
+
+
+def _add_up(rows: Sequence[Row], coefficients: Matrix, chunk: Chunk, out: Row) -> None:
+    """A weighted sum in float64, row by row in the order given."""
+    total, spare = workspace(2 * (chunk.stop - chunk.start)).reshape(2, -1)
+    total.fill(0.0)
+    for row, coefficient in zip(rows, coefficients.tolist(), strict=True):
+        np.copyto(spare, row[chunk.start : chunk.stop])  # far faster than a product of mixed types
+        np.multiply(spare, coefficient, out=spare)
+        np.add(total, spare, out=total)
+    np.copyto(out[chunk.start : chunk.stop], total, casting="same_kind")
+
+
+def _weighted_sum(matrix: Row | None, rows: Sequence[Row], coefficients: Row, chunk: Chunk, out: Row) -> None:
+    """A weighted sum in float32, in blocks of the same shape however the rows lie in memory."""
+    width = max(BLOCK // len(rows) // SEGMENT, 1) * SEGMENT
+    for start in range(chunk.start, chunk.stop, width):
+        stop = min(start + width, chunk.stop)
+        if matrix is not None:
+            block = matrix[:, start:stop]
+        else:
+            block = workspace(len(rows) * width).view(np.float32)[: len(rows) * (stop - start)].reshape(len(rows), -1)
+            for target, row in zip(block, rows, strict=True):
+                np.copyto(target, row[start:stop])
+        np.matmul(coefficients, block, out=out[start:stop])
 
 
 def _cancels(gram: Matrix, coefficients: Matrix) -> NDArray[np.bool_]:

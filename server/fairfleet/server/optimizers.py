@@ -213,7 +213,7 @@ def divide_by_root(m: Row, v: Row, correction: float, floor: float, rate: float,
 
 
 def scratch(like: Row) -> Row:
-    return np.asarray(workspace(1, CHUNK)[0].view(like.dtype)[: len(like)])
+    return np.asarray(workspace(CHUNK).view(like.dtype)[: len(like)])
 
 
 def in_blocks(work: Callable[..., None], *vectors: Row) -> None:
