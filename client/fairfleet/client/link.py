@@ -6,6 +6,7 @@ a call either answers or fails for good. Safe to use from the training and the h
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -145,8 +146,15 @@ class Link:
                 bugs += code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
                 self._raise_if_final(error, code, bugs)
                 log.info("server %s: %s; trying again", self.address, _in_words(error, code))
-            self.wait(pause)
+            self._pause(pause)
         raise AssertionError("pauses never end")  # pragma: no cover
+
+    def _pause(self, seconds: float) -> None:
+        """A connection that comes up ends the pause early; but never at once, should the server answer and refuse."""
+        self.wait(min(seconds, FIRST_PAUSE_SECONDS))
+        with contextlib.suppress(grpc.FutureTimeoutError, ValueError):  # a channel that the other thread has closed
+            grpc.channel_ready_future(self._channel).result(max(0.0, seconds - FIRST_PAUSE_SECONDS))
+        self.wait(0)
 
     def _code(self, error: Exception) -> grpc.StatusCode:
         if self.stopped:

@@ -11,6 +11,7 @@ import typer
 from fairfleet.common import logs
 from fairfleet.common.errors import UsageError
 from fairfleet.common.settings import read_settings
+from fairfleet.server import memory
 from fairfleet.server.serve import serve
 from fairfleet.server.settings import ServerSettings
 
@@ -59,6 +60,7 @@ def server(
     }
     given = {path: value for path, value in flags.items() if value is not None}
     settings = read_settings(ServerSettings, config, given | dict(_pair(text) for text in set_ or ()))
+    memory.keep_compact()
     asyncio.run(serve(settings, _announce))
 
 

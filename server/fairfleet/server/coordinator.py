@@ -363,6 +363,7 @@ class Coordinator:
                 for client in clients:
                     self._intake.drop_of(client)
             case rounds.Aggregate(clients):
+                self.publication.retire()
                 self._emit(aggregation_started=pb.AggregationStarted(updates=len(clients)))
                 self._spawn(self._aggregate(clients))
             case rounds.Finish(reason):

@@ -19,7 +19,7 @@ from fairfleet.server.sessions import Member
 from fairfleet.server.uploads import Announced
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-UPLOAD_BACKLOG = 4  # chunks of one upload that may wait to be decoded
+UPLOAD_BACKLOG = 2  # chunks of one upload that may wait to be decoded
 RAW_STREAMS = frozenset({"FetchModel", "SendUpload"})
 
 

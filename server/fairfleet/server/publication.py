@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fairfleet.common.codecs import Buffer
-from fairfleet.common.errors import OutOfOrder
+from fairfleet.common.errors import NotKept, OutOfOrder
 from fairfleet.common.stream import encode, model_pieces
 from fairfleet.common.tensors import Model
 
@@ -32,7 +32,13 @@ class Publication:
         encoded = encode(model_pieces(model), take)
         return cls(version, encoded.digest, encoded.size_bytes, messages, offsets)
 
+    def retire(self) -> None:
+        """Nobody needs it any more: its memory is free for the next one. Streams under way end as they began."""
+        self._messages.clear()
+
     def messages_from(self, offset_bytes: int) -> Iterator[bytes]:
+        if not self._messages and self.size_bytes:
+            raise NotKept(f"version {self.version} is being replaced by the next; ask for the next task")
         at = bisect_left(self._offsets, offset_bytes)
         if at == len(self._offsets) or self._offsets[at] != offset_bytes:
             raise OutOfOrder(

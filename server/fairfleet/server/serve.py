@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from threadpoolctl import threadpool_limits
 
 from fairfleet.common.errors import UsageError
 from fairfleet.common.keepalive import SERVER_OPTIONS
@@ -70,6 +71,8 @@ def _found_federation(store: Store, settings: ServerSettings) -> None:
 async def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
     """Runs until a signal, or, if so set, until the federation is finished. `ready` gets the address."""
     asked_to_stop = _signals()
+    # Idle BLAS threads spin for a while after each call, on cores that serving needs; ours share the work instead.
+    threadpool_limits(1, user_api="blas")
     store = open_store(settings)
     try:
         coordinator = Coordinator(store, settings)
