@@ -50,9 +50,10 @@ class Spool:
         codec: str,
     ) -> Spooled:
         self.clear()
-        with open(self._chunks, "wb", buffering=0) as file:
+        with open(os.open(self._chunks, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
             pieces = update_pieces(received, trained, codec_named(codec))
             encoded = encode(pieces, lambda head, data: write_record(file, head, data))
+            file.truncate()
         spooled = Spooled(federation, round, model_digest, codec, encoded.digest.hex(), encoded.size_bytes, report)
         beside = self._header.with_suffix(".new")
         beside.write_text(json.dumps({**asdict(spooled), "report": report.model_dump()}), encoding="utf-8")
@@ -80,5 +81,5 @@ class Spool:
                     at += len(split(message)[1])
 
     def clear(self) -> None:
+        """Without its header a spooled update is none; the chunks' file stays, to be written over by the next."""
         self._header.unlink(missing_ok=True)
-        self._chunks.unlink(missing_ok=True)

@@ -1,0 +1,68 @@
+"""The spooled update: found again for its own round only, and sent as it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fairfleet.client.spool import Spool, Spooled
+from fairfleet.common.codecs import RAW32
+from fairfleet.common.reports import TrainReport
+from fairfleet.common.stream import Decoder, split
+from fairfleet.common.tensors import Model
+
+REPORT = TrainReport(samples=3, loss_before=1.0, loss_after=0.5, steps=2, learning_rate=0.1)
+
+
+def spooled(spool: Spool, size: int, value: float, round: int = 1) -> Spooled:
+    received, trained = (Model.of({"w": np.full(size, v, np.float32)}) for v in (0.0, -value))
+    return spool.write(received, trained, REPORT, federation="f", round=round, model_digest="aa", codec="raw32")
+
+
+def read_back(spool: Spool, update: Spooled, size: int) -> Model:
+    row = Model.of({"w": np.zeros(size, np.float32)})
+    decoder = Decoder(row, RAW32)
+    for message in spool.messages_from(0):
+        decoder.take(message)
+    decoder.finish(bytes.fromhex(update.digest))
+    return row
+
+
+def test_an_update_is_found_by_its_round_and_model_only(tmp_path: Path) -> None:
+    update = spooled(Spool(tmp_path), 10, 2.0)
+    again = Spool(tmp_path)
+    assert again.find("f", 1, "aa") == update
+    assert again.find("f", 2, "aa") is None
+    assert again.find("f", 1, "bb") is None
+    assert again.find("another federation", 1, "aa") is None
+    again.clear()
+    assert again.find("f", 1, "aa") is None
+
+
+def test_a_shorter_update_leaves_nothing_of_the_longer_one_before_it(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spooled(spool, 700_000, 1.0)
+    update = spooled(spool, 300_000, 5.0, round=2)
+    np.testing.assert_array_equal(read_back(spool, update, 300_000).parameters, np.float32(5.0))
+
+
+def test_a_client_killed_while_writing_has_no_update(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spooled(spool, 10, 1.0)
+    spool.clear()  # the first thing that writing the next one does
+    assert Spool(tmp_path).find("f", 1, "aa") is None
+
+
+def test_messages_begin_at_the_offset_asked_for(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spooled(spool, 600_000, 1.0)
+    offsets = [split(message)[0].offset_bytes for message in spool.messages_from(0)]
+    assert offsets == [0, 1 << 20, 2 << 20]
+    assert [split(message)[0].offset_bytes for message in spool.messages_from(1 << 20)] == offsets[1:]
+    assert list(spool.messages_from(2_400_000)) == []
+
+
+def test_a_header_that_is_not_ours_is_no_update(tmp_path: Path) -> None:
+    (tmp_path / "update.json").write_text('{"from": "the future"}')
+    assert Spool(tmp_path).find("f", 1, "aa") is None
