@@ -204,7 +204,7 @@ class NumpyKernel:
             [chunk for chunk in cuts if exact[chunk.layer]],
         )
         matrix, narrow = next(_even_runs(rows)), coefficients.astype(np.float32)
-        whole = len(matrix) == len(rows) and matrix.strides[0] > 0 and matrix.dtype == np.float32
+        whole = len(matrix) == len(rows) and matrix.dtype == np.float32 and _blas_takes(matrix)
         for chunk in cuts:  # BLAS brings its own threads here
             if not exact[chunk.layer]:
                 _weighted_sum(matrix if whole else None, rows, narrow[chunk.layer], chunk, out)
@@ -218,6 +218,11 @@ class NumpyKernel:
                 out[start:stop] = reduce(np.stack([row[start:stop] for row in rows]))
 
         spread(work, cuts)
+
+
+def _blas_takes(matrix: Row) -> bool:
+    """As it lies, without a copy."""
+    return matrix.strides[0] >= matrix.strides[1] * matrix.shape[1] and matrix.strides[1] == matrix.itemsize
 
 
 class Laid:
