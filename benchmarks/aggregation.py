@@ -27,12 +27,14 @@ from fairfleet.server.gram import Row
 from fairfleet.server.rules import Recipe, Report, listings, recipe
 
 SAME_AS = {"fedprox", "ditto", "mgda_prox", "fedadam", "fedyogi", "fedadagrad"}  # another rule with a plan or optimizer
+PAUSE = 0.2  # a last row is waited for; the threads of BLAS, which spin for a while after a call, are then asleep
 BARS_WHOLE = {10: 12.0}
 BARS_LAST = {10: 4.0, 100: 7.0}
 BARS_NAIVE = {10: 5.0, 100: 12.0}
 
 
-def seconds(work: Callable[[], object]) -> float:
+def seconds(work: Callable[[], object], pause: float = 0.0) -> float:
+    time.sleep(pause)
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
@@ -89,9 +91,9 @@ class Bench:
         reset_peak()
         for _ in range(times):
             keep: list[Aggregation] = []
-            wholes.append(seconds(lambda keep=keep: keep.append(self.whole(made))))  # type: ignore[misc]
+            wholes.append(seconds(lambda keep=keep: keep.append(self.whole(made)), PAUSE))  # type: ignore[misc]
             waiting = self.waiting_for_last(made, keep.pop())
-            lasts.append(seconds(lambda waiting=waiting: self.finish_last(waiting)))  # type: ignore[misc]
+            lasts.append(seconds(lambda waiting=waiting: self.finish_last(waiting), PAUSE))  # type: ignore[misc]
             peak = peak_rss_mb()
             sums += [seconds(self.weighted_sum) for _ in range(3)]
         return {

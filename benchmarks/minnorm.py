@@ -45,10 +45,11 @@ def best(work: Callable[[], Any], times: int = 3) -> tuple[float, Any]:
 
 
 def residual(gram: Matrix, weights: Matrix) -> float:
-    """The largest cosine by which a client's row points below the sum, or a used one above it."""
+    """How far a row points below the sum, or a used one above it in proportion to its use: a cosine."""
     norms, slope, square = np.sqrt(np.diagonal(gram)), gram @ weights, weights @ gram @ weights
-    gap = (slope - square) / (norms * (weights @ norms))
-    return float(max(-gap.min(), np.abs(gap[weights > 1e-9 * weights.max()]).max()))
+    reach = weights @ norms
+    gap = (slope - square) / (norms * reach)
+    return float(max(-gap.min(), (np.abs(gap) * np.abs(weights) * norms / reach).max()))
 
 
 def with_clarabel(gram: Matrix) -> Callable[[], Matrix] | None:

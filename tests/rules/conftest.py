@@ -4,8 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from fairfleet.server import vectors
+
+settings.register_profile("fairfleet", deadline=None)  # a busy machine is no failure
+settings.load_profile("fairfleet")
 
 SHARED = Path(os.environ.get("FAIRFLEET_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 

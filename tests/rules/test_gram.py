@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Sequence
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -22,7 +23,9 @@ def matrix(m: int, d: int = SIZE, seed: int = 0, dtype: type = np.float32) -> np
     return np.random.default_rng(seed).standard_normal((m, d)).astype(dtype)
 
 
-def filled(rows: np.ndarray, layers: list[int] = LAYERS, kernel: NumpyKernel | TorchKernel | None = None) -> GramEngine:
+def filled(
+    rows: Sequence[np.ndarray], layers: list[int] = LAYERS, kernel: NumpyKernel | TorchKernel | None = None
+) -> GramEngine:
     engine = GramEngine(layers, kernel)
     engine.extend(dict(enumerate(rows)))
     return engine
@@ -74,9 +77,14 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 
 
 def test_memory_layout_of_the_rows_changes_no_bit() -> None:
-    rows = matrix(3)
-    apart = filled(np.array(rows)), filled(np.asfortranarray(rows))
-    assert apart[0].gram(range(3)).whole.tobytes() == apart[1].gram(range(3)).whole.tobytes()
+    rows, c = matrix(14), np.random.default_rng(1).uniform(0.1, 1.0, 14)
+    together = filled(rows)
+    scattered = [np.zeros(5), *rows.copy()[::-1]][:0:-1]
+    apart, mixed = [row.copy() for row in rows], [*rows[:5], *(row.copy() for row in rows[5:9]), *rows[9:]]
+    for layout in (np.asfortranarray(rows), scattered, apart, mixed, list(np.repeat(rows, 2, axis=0)[::2])):
+        engine = filled(layout)
+        assert engine.gram(range(14)).layers.tobytes() == together.gram(range(14)).layers.tobytes()
+        assert engine.combine(range(14), c).tobytes() == together.combine(range(14), c).tobytes()
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6))

@@ -111,7 +111,9 @@ class Aggregation:
             return
         kept = [client for client, row in sorted(rows.items()) if self.history.put(client, self.round, row)]
         if all(rows[client].dtype == self.history.precision for client in kept):
-            self.history.learn(kept, self.engine.gram([("now", client) for client in kept]))
+            past = [client for client in self.history.rows() if client not in rows and ("past", client) in self.engine]
+            ids = [("now", client) for client in kept] + [("past", client) for client in past]
+            self.history.learn([*kept, *past], self.engine.gram(ids))
 
     def _past(self, clients: int) -> list[str]:
         if self.history is None:

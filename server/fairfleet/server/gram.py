@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice, takewhile
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ BATCH = 64  # new rows that are multiplied together: each old row is then read o
 TILE = 12  # rows of a segment that stay in the cache while others pass by
 EVEN = 4  # BLAS takes so many rows at once: with a multiple of it, none is treated differently
 BLOCK = 1 << 21  # numbers that BLAS combines in one call
+COLUMNS = 1 << 17  # numbers that a column rule sees in one call
 CANCELS = 16.0  # a combination this much shorter than its terms is summed in float64
 
 
@@ -202,19 +203,26 @@ class NumpyKernel:
             lambda chunk: _add_up(rows, coefficients[chunk.layer], chunk, out),
             [chunk for chunk in cuts if exact[chunk.layer]],
         )
-        plain, narrow = _matrix(rows), coefficients.astype(np.float32)
-        if plain is not None and (plain.strides[0] < 0 or plain.dtype != np.float32):
-            plain = None  # BLAS would copy it anyway
+        matrix, narrow = next(_even_runs(rows)), coefficients.astype(np.float32)
+        whole = len(matrix) == len(rows) and matrix.dtype == np.float32 and _blas_takes(matrix)
         for chunk in cuts:  # BLAS brings its own threads here
             if not exact[chunk.layer]:
-                _weighted_sum(plain, rows, narrow[chunk.layer], chunk, out)
+                _weighted_sum(matrix if whole else None, rows, narrow[chunk.layer], chunk, out)
 
     def columns(self, rows: Sequence[Row], reduce: ColumnRule, cuts: Sequence[Chunk], out: Row) -> None:
+        width = max(COLUMNS // len(rows), 1)
+
         def work(chunk: Chunk) -> None:
-            for start, stop in segments(chunk):
+            for start in range(chunk.start, chunk.stop, width):
+                stop = min(start + width, chunk.stop)
                 out[start:stop] = reduce(np.stack([row[start:stop] for row in rows]))
 
         spread(work, cuts)
+
+
+def _blas_takes(matrix: Row) -> bool:
+    """As it lies, without a copy."""
+    return matrix.strides[0] >= matrix.strides[1] * matrix.shape[1] and matrix.strides[1] == matrix.itemsize
 
 
 class Laid:
@@ -224,11 +232,10 @@ class Laid:
         self.size = len(rows)
         self.lines = -(-len(rows) // EVEN) * EVEN
         self._parts: list[tuple[int, Row]] = []
-        start = 0
-        for stop in range(1, len(rows) + 1):
-            if stop == len(rows) or _matrix(rows[start : stop + 1]) is None:
-                self._parts.append((start, np.asarray(_matrix(rows[start:stop]))))
-                start = stop
+        at = 0
+        for run in _even_runs(rows):
+            self._parts.append((at, run))
+            at += len(run)
 
     def cast(self, start: int, stop: int, space: Matrix) -> Matrix:
         """These columns in float64, padded to an even number of lines."""
@@ -238,17 +245,21 @@ class Laid:
         return lines
 
 
-def _matrix(rows: Sequence[Row]) -> Row | None:
-    """The rows as one array without copying, if they are evenly spaced in memory: in one matrix, or by luck."""
-    first = rows[0]
-    places = [row.ctypes.data for row in rows]
-    steps = {after - before for before, after in pairwise(places)} or {first.nbytes}
-    if len(steps) > 1 or any(row.dtype != first.dtype or row.strides != first.strides for row in rows):
-        return None
-    # only the rows' own bytes are ever touched, and the caller keeps the rows
-    return np.lib.stride_tricks.as_strided(
-        first, (len(rows), len(first)), (steps.pop(), *first.strides), writeable=False
-    )
+def _even_runs(rows: Sequence[Row]) -> Iterator[Row]:
+    """The rows as arrays of rows, without copying: one for each run of evenly spaced rows of one matrix."""
+    while rows:
+        first, places = rows[0], [row.__array_interface__["data"][0] for row in rows]
+        step = places[1] - places[0] if len(rows) > 1 else first.nbytes
+        alike = (
+            row is first  # arrays of their own may be anywhere: no step between them can be trusted
+            or (row.base is first.base is not None and row.dtype == first.dtype and row.strides == first.strides)
+            for row in rows
+        )
+        even = (place == places[0] + at * step for at, place in enumerate(places))
+        count = sum(1 for _ in takewhile(all, zip(alike, even, strict=True)))
+        shape, strides = (count, len(first)), (step if count > 1 else first.nbytes, *first.strides)
+        yield np.lib.stride_tricks.as_strided(first, shape, strides, writeable=False)
+        rows = rows[count:]
 
 
 def _chunk_products(tiles: Sequence[Laid], last: Laid, new: int, chunk: Chunk) -> Matrix:

@@ -37,6 +37,7 @@ class Report:
     steps: float | None = None  # of local training
     gradient_norm: float | None = None  # of the full local gradient at the received model
     local_lr: float | None = None
+    personal_accuracy: float | None = None  # of Ditto's personal model, on the same data
 
 
 @dataclass(frozen=True)
