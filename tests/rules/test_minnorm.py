@@ -1,7 +1,5 @@
 """The min-norm solver is exact: its optimality conditions hold to 1e-10, whatever the scale and rank."""
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -99,11 +97,9 @@ def test_bounds_that_no_weights_meet_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "scales", "twins", "dependent"])
-def test_a_thousand_clients_take_well_under_a_second(kind: str) -> None:
+def test_a_thousand_clients_are_solved_exactly(kind: str) -> None:  # how fast: benchmarks/minnorm.py
     rows = rows_of(kind, 1000, 0)
     gram = rows @ rows.T
-    began = time.process_time()
     assert min_norm_on_simplex(gram).residual <= 1e-10
     unit = np.corrcoef(rows)
     assert min_norm_in_box(unit, np.zeros(1000), np.full(1000, 0.01)).residual <= 1e-10
-    assert time.process_time() - began < 10.0  # both together about 0.5 s of two cores on a quiet machine
