@@ -6,9 +6,11 @@ Runs in worker threads. Nothing here is visible to anyone until the coordinator 
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ from safetensors.numpy import load_file
 
 from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import TrainReport
-from fairfleet.common.tensors import Model, Section, Signature
+from fairfleet.common.tensors import Model, Section, Signature, Vector
 from fairfleet.common.wire import report_out
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.aggregation import Aggregation, ServerState
@@ -61,7 +63,8 @@ class Committer:
         self._participations = {client: count for client, (count, _) in store.update_counts().items()}
         self._spare = Model.empty(model.signature)  # the next model is made in it; the two take turns
         self._aggregation: Aggregation | None = None
-        self._adding: list[Future[None]] = []
+        self._arrived: deque[tuple[str, Vector]] = deque()
+        self._multiplying = threading.Lock()
 
     @classmethod
     def open(cls, store: Store, version: int, recipe: Recipe) -> Committer:
@@ -78,20 +81,35 @@ class Committer:
         return cls(store, recipe, model, publication, load_state(store, stored, recipe))
 
     def add(self, client: str, row: Model, asked: Iterable[str], workers: Executor) -> None:
-        """An update is whole: its inner products are computed while others still train."""
+        """An update is whole: its inner products are computed while others still train.
+
+        Those that arrive while others are multiplied go together: reading a row once for several is cheaper.
+        """
         if self._aggregation is None:
             expected = sorted({client, *asked})
             self._aggregation = Aggregation(
                 self._recipe, self._layers, round=self.publication.version, history=self._history, expected=expected
             )
-        self._adding.append(workers.submit(self._aggregation.add, client, row.parameters))
+        self._arrived.append((client, row.parameters))
+        workers.submit(self._multiply_in_passing, self._aggregation)
+
+    def _multiply_in_passing(self, aggregation: Aggregation) -> None:
+        if self._multiplying.acquire(blocking=False):  # else whoever is at it takes this row along
+            try:
+                self._multiply(aggregation)
+            finally:
+                self._multiplying.release()
+
+    def _multiply(self, aggregation: Aggregation) -> None:
+        while self._arrived:
+            aggregation.extend(dict(self._arrived.popleft() for _ in range(len(self._arrived))))
 
     def aggregate(self, updates: Updates, workers: Executor) -> Committed:
         began = time.perf_counter()
         version, model = self.publication.version + 1, self._spare
-        for adding in self._adding:
-            adding.result()
         assert self._aggregation is not None
+        with self._multiplying:
+            self._multiply(self._aggregation)
         reports = {client: self._report(update) for client, (update, _) in updates.items()}
         taken = self._aggregation.step(reports, self._state, out=model.parameters)
         np.subtract(self.model.parameters, taken.vector, out=model.parameters)
@@ -119,7 +137,7 @@ class Committer:
             self._first_losses.setdefault(client, update.report.loss_before)
             self._participations[client] = self._participations.get(client, 0) + 1
         self._spare, self.model, self.publication = self.model, committed.model, committed.publication
-        self._state, self._aggregation, self._adding = committed.state, None, []
+        self._state, self._aggregation = committed.state, None
 
     def _report(self, update: StoredUpdate) -> Report:
         report = update.report
