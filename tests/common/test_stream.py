@@ -26,6 +26,8 @@ from fairfleet.common.stream import (
 from fairfleet.common.tensors import Model
 from fairfleet.proto.v1.model_pb2 import Chunk
 
+TAG = b"this one"
+
 
 def model(parameters: int = 5, buffers: int = 3, counters: int = 2, seed: int = 0) -> Model:
     draw = np.random.default_rng(seed)
@@ -147,11 +149,21 @@ def test_a_spool_file_torn_anywhere_gives_its_whole_records(cut: int) -> None:
     records = [b"first", b"second record", b"", b"x" * 100]
     file = io.BytesIO()
     for record in records:
-        write_record(file, record[:2], record[2:])  # type: ignore[arg-type]
+        write_record(file, TAG, record[:2], record[2:])  # type: ignore[arg-type]
     ends = np.cumsum([record_bytes(record) for record in records])
     torn = io.BytesIO(file.getvalue()[:cut])
-    assert list(read_records(torn)) == records[: int(np.searchsorted(ends, cut, side="right"))]
+    assert list(read_records(torn, TAG)) == records[: int(np.searchsorted(ends, cut, side="right"))]
 
 
 def test_a_record_that_claims_to_be_huge_is_not_believed() -> None:
-    assert list(read_records(io.BytesIO(b"\xff\xff\xff\x7f" + bytes(100)))) == []
+    assert list(read_records(io.BytesIO(b"\xff\xff\xff\x7f" + TAG + bytes(100)), TAG)) == []
+
+
+def test_what_an_earlier_stream_left_in_the_file_is_not_read() -> None:
+    file = io.BytesIO()
+    for record in (b"an old stream", b"of three", b"records"):
+        write_record(file, b"old tag.", record)  # type: ignore[arg-type]
+    file.seek(0)
+    write_record(file, TAG, b"a new stream!")  # type: ignore[arg-type]  # exactly as long as what it covers
+    file.seek(0)
+    assert list(read_records(file, TAG)) == [b"a new stream!"]

@@ -63,7 +63,7 @@ def test_a_client_killed_in_mid_upload_resumes_where_the_server_is(fleet: Fleet)
     uploads = fleet.state / "uploads"
 
     def partly_there() -> bool:
-        return any(0 < path.stat().st_size < 3 * size for path in uploads.rglob("*.chunks"))
+        return any(0 < path.stat().st_size < 3 * size for path in uploads.glob("00000000-*"))
 
     until(partly_there, "a part of the upload")
     fleet.kill_client("a")

@@ -125,7 +125,7 @@ def test_old_models_and_optimizer_vectors_are_deleted_with_their_versions(shops:
     shop = shops[0]
     for number in range(ROUNDS):
         shop.run_round(number)
-        shop.store.delete_outlived(number + 1, keep=2)
+        shop.store.retire_round(number + 1, keep=2)
     files = sorted(path.name for path in (shop.store.folder / "models").iterdir())
     assert files == [f"{v:08d}.{kind}" for v in (5, 6) for kind in ("optimizer.safetensors", "safetensors")]
     assert shop.store.model(4) is None

@@ -18,6 +18,8 @@ from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import encode, read_records, split, update_pieces, write_record
 from fairfleet.common.tensors import Model
 
+TAG = bytes(8)  # the file holds one stream, so its records need not be told apart
+
 
 @dataclass(frozen=True)
 class Spooled:
@@ -52,7 +54,7 @@ class Spool:
         self.clear()
         with open(os.open(self._chunks, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
             pieces = update_pieces(received, trained, codec_named(codec))
-            encoded = encode(pieces, lambda head, data: write_record(file, head, data))
+            encoded = encode(pieces, lambda head, data: write_record(file, TAG, head, data))
             file.truncate()
         spooled = Spooled(federation, round, model_digest, codec, encoded.digest.hex(), encoded.size_bytes, report)
         beside = self._header.with_suffix(".new")
@@ -74,7 +76,7 @@ class Spool:
         """The serialized chunks from an offset on."""
         with open(self._chunks, "rb") as file:
             at = 0
-            for message in read_records(file):
+            for message in read_records(file, TAG):
                 if at >= offset_bytes:
                     yield message
                 else:

@@ -24,7 +24,7 @@ from fairfleet.proto.v1.model_pb2 import Chunk
 
 COUNTERS_PER_CHUNK = CHUNK_BYTES // 8
 _DIGESTED = struct.Struct("<QBQI16s")  # offset, section, first element, elements, checksum
-_LENGTH = struct.Struct("<I")
+_RECORD = struct.Struct("<I8s")  # length, tag
 _DATA_TAG = bytes([Chunk.DATA_FIELD_NUMBER << 3 | 2])
 
 
@@ -238,21 +238,21 @@ def check_finite(signature: Signature, section: Section, first: int, values: Vec
     )
 
 
-def write_record(file: BinaryIO, *message: Buffer) -> None:
-    """One message, in as many parts as it comes in."""
-    write_all(file, _LENGTH.pack(sum(len(part) for part in message)))
+def write_record(file: BinaryIO, tag: bytes, *message: Buffer) -> None:
+    """One message, in as many parts as it comes in. The tag says to which stream it belongs."""
+    write_all(file, _RECORD.pack(sum(len(part) for part in message), tag))
     for part in message:
         write_all(file, part)
 
 
-def read_records(file: BinaryIO) -> Iterator[bytes]:
-    """The whole records of a spool file; a torn one at the end is left out."""
-    while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
-        (length,) = _LENGTH.unpack(head)
-        if length > 2 * CHUNK_BYTES or len(message := file.read(length)) != length:
+def read_records(file: BinaryIO, tag: bytes) -> Iterator[bytes]:
+    """The whole records of a stream from here on. A torn one ends it, and one that another stream left in the file."""
+    while len(head := file.read(_RECORD.size)) == _RECORD.size:
+        length, found = _RECORD.unpack(head)
+        if found != tag or length > 2 * CHUNK_BYTES or len(message := file.read(length)) != length:
             return
         yield message
 
 
 def record_bytes(message: bytes) -> int:
-    return _LENGTH.size + len(message)
+    return _RECORD.size + len(message)

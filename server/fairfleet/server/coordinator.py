@@ -394,7 +394,7 @@ class Coordinator:
         committed = await self._in_worker(self._committer.aggregate, updates, self._workers)
         async with self._lock:
             await self._commit(committed, training_seconds)
-        await self._in_worker(self._store.delete_outlived, committed.stored.version, self.settings.keep_models)
+        await self._in_worker(self._store.retire_round, committed.stored.version, self.settings.keep_models)
 
     async def _commit(self, committed: Committed, training_seconds: float) -> None:
         record = committed.record | {

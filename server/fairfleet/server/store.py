@@ -301,23 +301,32 @@ class Store:
         for path in (self.folder / "models").glob("*"):
             if str(path.relative_to(self.folder)) not in named:
                 path.unlink(missing_ok=True)
-        for folder in (self.folder / "uploads").glob("*"):
-            if folder.name != f"{current_round:08d}":
-                _delete_folder(folder)
+        for path in (self.folder / "uploads").glob("*"):
+            if not path.name.startswith(_round_prefix(current_round)):
+                path.unlink(missing_ok=True)
 
-    def delete_outlived(self, version: int, keep: int) -> None:
-        """Removes what the commit of a version made superfluous: its round's updates, and one old model."""
+    def retire_round(self, version: int, keep: int) -> None:
+        """After the commit of a version: one model is too old to be kept, and its round's updates are in the model.
+
+        Their files are not deleted but written over by later updates: blocks that are there need not be found again.
+        """
         for path in (self.folder / "models").glob(f"{version - keep:08d}.*"):
             path.unlink(missing_ok=True)
-        _delete_folder(self.folder / "uploads" / f"{version - 1:08d}")
+        uploads = self.folder / "uploads"
+        for number, path in enumerate(uploads.glob(f"{_round_prefix(version - 1)}*")):
+            os.replace(path, uploads / f"free-{version}-{number}")
 
     def upload_path(self, round_number: int, client: str, digest: bytes) -> Path:
-        folder = self.folder / "uploads" / f"{round_number:08d}"
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(folder.parent)
-            sync_folder(self.folder)
-        return folder / f"{client}.{digest.hex()[:16]}.chunks"
+        """Where an update is kept: a file of its own, new or used."""
+        uploads = self.folder / "uploads"
+        path = uploads / f"{_round_prefix(round_number)}{client}.{digest.hex()[:16]}"
+        if not path.exists():
+            if not uploads.is_dir():
+                uploads.mkdir()
+                sync_folder(self.folder)
+            if free := next(uploads.glob("free-*"), None):
+                os.replace(free, path)
+        return path
 
     # ---- evaluations and revocations -----------------------------------------------------------
 
@@ -362,11 +371,8 @@ class Store:
             return {row.client: row.reason for row in connection.execute(sa.select(revocations))}
 
 
-def _delete_folder(folder: Path) -> None:
-    if folder.is_dir():
-        for path in folder.iterdir():
-            path.unlink(missing_ok=True)
-        folder.rmdir()
+def _round_prefix(round_number: int) -> str:
+    return f"{round_number:08d}-"
 
 
 def _name_model(connection: Connection, model: StoredModel) -> None:

@@ -53,7 +53,8 @@ class Upload:
         """A new token: the stream that held the old one can no longer write."""
         with self._busy:
             if self.path is not None and self._file is None:
-                self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115  # closed by finish or discard
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+                self._file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115  # closed by finish or discard
                 self._recover(self._file)
             self.token = secrets.token_bytes(16)
             return self.token
@@ -70,7 +71,7 @@ class Upload:
                         f"{self.announced.size_bytes} were announced"
                     )
                 if self._file is not None:
-                    write_record(self._file, message)
+                    write_record(self._file, tag_of(self.announced.digest), message)
 
     def finish(self) -> None:
         """Everything came and is what was announced; it is on the disk when this returns."""
@@ -92,16 +93,15 @@ class Upload:
             self.path.unlink(missing_ok=True)
 
     def _recover(self, file: BinaryIO) -> None:
-        """Takes up what an earlier server left of this stream; a torn record at its end is cut off."""
-        file.seek(0)
+        """Takes up what an earlier server left of this stream; a torn record at its end is written over."""
         whole = 0
-        for message in read_records(file):
+        for message in read_records(file, tag_of(self.announced.digest)):
             try:
                 self._decoder.take(message)
             except (BadRequest, Corrupted, OutOfOrder):
                 break  # what the disk kept is not what was written: the client sends it again from here
             whole += record_bytes(message)
-        file.truncate(whole)
+        file.seek(whole)
 
 
 def rebuild(row: Model, path: Path, codec: str, digest: bytes) -> None:
@@ -109,13 +109,18 @@ def rebuild(row: Model, path: Path, codec: str, digest: bytes) -> None:
     decoder = Decoder(row, codec_named(codec))
     try:
         with open(path, "rb") as file:
-            for message in read_records(file):
+            for message in read_records(file, tag_of(digest)):
                 decoder.take(message)
         decoder.finish(digest)
     except (OSError, BadRequest, Corrupted, OutOfOrder) as error:
         raise StateDirError(
             f"the stored update {path} is damaged: {error}. Restore the state directory from a backup."
         ) from error
+
+
+def tag_of(digest: bytes) -> bytes:
+    """Marks the records of an upload: the file may have held another one before, and still hold its end."""
+    return digest[:8]
 
 
 def check_announced(announced: Announced, limit_bytes: int) -> None:

@@ -103,7 +103,7 @@ Global___Signature: typing_extensions.TypeAlias = Signature
 @typing.final
 class Chunk(google.protobuf.message.Message):
     """A piece of an encoded model or update. It decodes by itself, whatever came before it.
-    The same message is one record of the spool files on both sides, behind its length, a little-endian uint32.
+    The same message is one record of the spool files on both sides (FORMAT.md).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
