@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ from fairfleet.server.roster import Assignment, Roster
 from fairfleet.server.rounds import Phase, Round
 from fairfleet.server.sessions import Member, Session, Sessions
 from fairfleet.server.settings import ServerSettings
-from fairfleet.server.store import Fact, Store, Write
+from fairfleet.server.store import Fact, Store, StoredUpdate, Write
 from fairfleet.server.uploads import Announced, Upload, check_announced
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,14 @@ class Receipt:
     counted: bool
     durable: bool
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A whole upload that waits to be recorded."""
+
+    upload: Upload
+    counted: asyncio.Future[bool]
 
 
 @dataclass
@@ -72,6 +81,7 @@ class Coordinator:
         self._workers = ThreadPoolExecutor(WORKERS, "worker")
         self._roster = Roster(self.sessions)
         self._intake = Intake(store, self.signature, settings.durability == "update", settings.limits.upload_bytes)
+        self._arrivals: list[Arrival] = []
         self._committer: Committer
         self._revoked = store.revoked()
         self._background: set[asyncio.Task[None]] = set()
@@ -137,7 +147,7 @@ class Coordinator:
         joined = pb.ClientJoined(client=member.client, device=member.device, train_samples=member.train_samples)
         joined.connected = len(self.sessions)
         self._emit(client_joined=joined)
-        await self._record(None)
+        await self._record()
         return session
 
     def session(self, id: str) -> Session:
@@ -195,7 +205,7 @@ class Coordinator:
             self._roster.release([client])
             self._evaluation.reported += evaluation is not None
             write = self._store.evaluation_write(version, client, evaluation, failure)
-            await self._apply(rounds.Evaluated(client), write, evaluation_reported=reported)
+            await self._apply(rounds.Evaluated(client), writes=[write], news=[{"evaluation_reported": reported}])
 
     # ---- uploads -------------------------------------------------------------------------------
 
@@ -242,27 +252,50 @@ class Coordinator:
 
     async def complete(self, upload: Upload) -> Receipt:
         """Makes a whole upload count, once; the receipt is given only when it is durable."""
-        client, number = upload.announced.client, upload.announced.round
         try:
             await self._in_worker(upload.finish)
         except Corrupted:
             self._intake.drop(upload)
             raise
+        arrival = Arrival(upload, asyncio.get_running_loop().create_future())
+        self._arrivals.append(arrival)
         async with self._lock:
-            if number != self._round.number or not self._round.takes_update_of(client):
-                self._intake.drop(upload)
-                receipt = await self._receipt_for(client, number)
-                return receipt or Receipt(number, b"", False, True, f"round {number} no longer waits for {client}")
-            update = self._intake.keep(upload)
-            self._add_row(client)
-            self._roster.release([client])
-            received, asked = self._round.received | {client}, self._round.asked - {client}
-            arrived = pb.UpdateReceived(client=client, received=len(received), asked=len(asked))
-            arrived.size_bytes = update.size_bytes
-            arrived.report.CopyFrom(wire.report_out(update.report))
-            writes = [self._store.update_write(update)] if self._intake.durable else []
-            await self._apply(rounds.UpdateStored(client), *writes, update_received=arrived)
-        return Receipt(number, update.digest, counted=True, durable=self._intake.durable)
+            if self._arrivals:  # else whoever had the lock before has taken this one along
+                await self._take_arrivals()
+        if await arrival.counted:
+            return Receipt(upload.announced.round, upload.announced.digest, True, self._intake.durable)
+        client, number = upload.announced.client, upload.announced.round
+        receipt = await self._receipt_for(client, number)
+        return receipt or Receipt(number, b"", False, True, f"round {number} no longer waits for {client}")
+
+    async def _take_arrivals(self) -> None:
+        """All that came while the last transaction was written go into one. Under the lock."""
+        arrivals, self._arrivals = self._arrivals, []
+        round, events, writes, news = self._round, list[rounds.Event](), list[Write](), list[dict[str, Any]]()
+        for arrival in arrivals:
+            announced = arrival.upload.announced
+            if announced.round != round.number or not round.takes_update_of(announced.client):
+                self._intake.drop(arrival.upload)
+                arrival.counted.set_result(False)
+                continue
+            update = self._intake.keep(arrival.upload)
+            self._add_row(announced.client)
+            self._roster.release([announced.client])
+            events.append(rounds.UpdateStored(announced.client))
+            round, _ = rounds.step(round, events[-1], self._policy)
+            writes += [self._store.update_write(update)] if self._intake.durable else []
+            news.append({"update_received": update_received(update, round)})
+        try:
+            await self._apply(*events, writes=writes, news=news)
+        except Exception as error:
+            self._fail(error)  # what is in memory is no longer what is on the disk
+            for arrival in arrivals:
+                if not arrival.counted.done():
+                    arrival.counted.set_exception(error)
+            return
+        for arrival in arrivals:
+            if not arrival.counted.done():
+                arrival.counted.set_result(True)
 
     def _add_row(self, client: str) -> None:
         self._committer.add(client, self._intake.whole[client][1], self._round.asked, self._workers)
@@ -296,30 +329,35 @@ class Coordinator:
 
     # ---- the round -----------------------------------------------------------------------------
 
-    async def _record(self, event: rounds.Event | None) -> None:
+    async def _record(self, *events: rounds.Event) -> None:
         async with self._lock:
-            await self._apply(event)
+            await self._apply(*events)
 
     async def _apply(
-        self, event: rounds.Event | None, *writes: Write, and_then: Callable[[], None] = lambda: None, **news: Any
+        self,
+        *events: rounds.Event,
+        writes: Sequence[Write] = (),
+        news: Sequence[dict[str, Any]] = (),
+        and_then: Callable[[], None] = lambda: None,
     ) -> None:
-        """One event and what follows from it, under the lock: decided, on the disk by one transaction, then visible.
+        """Events and what follows from them, under the lock: decided, on the disk by one transaction, then visible.
 
         Without an event, only what may follow: the connected clients may suffice for something by now. `news` of
-        the event is told before what it leads to.
+        the events is told before what they lead to.
         """
         round, facts, todo = self._round, list[Fact](), list[tuple[rounds.Action, Round]]()
-        while event is not None or (event := self._choose(round)) is not None:
+        left = deque(events)
+        while event := left.popleft() if left else self._choose(round):
             after, actions = rounds.step(round, event, self._policy)
             if after != round:
                 facts.append((round, event, after))
             todo += [(action, after) for action in actions]
-            round, event = after, None
+            round = after
         only_in_memory = not self._intake.durable and all(isinstance(e, rounds.UpdateStored) for _, e, _ in facts)
         if writes or not only_in_memory:
             await self._in_database(self._store.record, facts, round, *writes)
-        if news:
-            self._emit(**news)
+        for piece in news:
+            self._emit(**piece)
         if any(ends_evaluation(before, after) for before, _, after in facts):
             self._emit(evaluation_finished=self._evaluation)
         self._round = round
@@ -411,9 +449,9 @@ class Coordinator:
             self._committer.adopt(committed, self._intake.whole)
             self._intake.clear()
 
-        news = pb.RoundCommitted(record=record_out(record))
+        news = {"round_committed": pb.RoundCommitted(record=record_out(record))}
         stored = rounds.ModelStored(committed.stored.version)
-        await self._apply(stored, *writes, and_then=publish, round_committed=news)
+        await self._apply(stored, writes=writes, news=[news], and_then=publish)
 
     async def _lost(self, client: str) -> None:
         self._roster.release([client])
@@ -456,7 +494,11 @@ class Coordinator:
     def _over(self, task: asyncio.Task[None]) -> None:
         """A failure of our own (a full disk, a bug) ends the server; the state directory stays as it is."""
         self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) and not self.failed.done():
+        if not task.cancelled() and (error := task.exception()):
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
             self.failed.set_exception(error)
 
     async def _in_worker(self, work: Callable[..., T], *given: Any) -> T:
@@ -467,6 +509,17 @@ class Coordinator:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def update_received(update: StoredUpdate, round: Round) -> pb.UpdateReceived:
+    """The news of an update, with the round that it led to."""
+    return pb.UpdateReceived(
+        client=update.client,
+        size_bytes=update.size_bytes,
+        report=wire.report_out(update.report),
+        received=len(round.received),
+        asked=len(round.asked),
+    )
 
 
 def ends_evaluation(before: Round, after: Round) -> bool:

@@ -82,7 +82,7 @@ class Intake:
     def restore(self, update: StoredUpdate) -> None:
         """Takes an update up again that an earlier run of the server gave a receipt for."""
         row = self._rows.take()
-        rebuild(row, self._store.folder / (update.file or ""), update.codec, update.digest)
+        rebuild(row, self._store.folder / (update.file or ""), update)
         self.whole[update.client] = (update, row)
 
     def clear(self) -> None:

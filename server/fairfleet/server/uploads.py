@@ -6,6 +6,7 @@ can be rebuilt from it. The methods of `Upload` run in worker threads.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import threading
@@ -20,6 +21,7 @@ from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import Decoder, read_records, record_bytes, write_record
 from fairfleet.common.tensors import Model
 from fairfleet.server.durable import sync_folder
+from fairfleet.server.store import StoredUpdate
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Upload:
         self._busy = threading.Lock()  # a stream that was replaced may still be inside `take`
         self._decoder = Decoder(row, codec_named(announced.codec))
         self._file: BinaryIO | None = None
+        self._tag = tag_of(announced.round, announced.client, announced.digest)
 
     @property
     def offset_bytes(self) -> int:
@@ -71,7 +74,7 @@ class Upload:
                         f"{self.announced.size_bytes} were announced"
                     )
                 if self._file is not None:
-                    write_record(self._file, tag_of(self.announced.digest), message)
+                    write_record(self._file, self._tag, message)
 
     def finish(self) -> None:
         """Everything came and is what was announced; it is on the disk when this returns."""
@@ -95,7 +98,7 @@ class Upload:
     def _recover(self, file: BinaryIO) -> None:
         """Takes up what an earlier server left of this stream; a torn record at its end is written over."""
         whole = 0
-        for message in read_records(file, tag_of(self.announced.digest)):
+        for message in read_records(file, self._tag):
             try:
                 self._decoder.take(message)
             except (BadRequest, Corrupted, OutOfOrder):
@@ -104,23 +107,23 @@ class Upload:
         file.seek(whole)
 
 
-def rebuild(row: Model, path: Path, codec: str, digest: bytes) -> None:
+def rebuild(row: Model, path: Path, update: StoredUpdate) -> None:
     """Decodes a stored update into `row`."""
-    decoder = Decoder(row, codec_named(codec))
+    decoder, tag = Decoder(row, codec_named(update.codec)), tag_of(update.round, update.client, update.digest)
     try:
         with open(path, "rb") as file:
-            for message in read_records(file, tag_of(digest)):
+            for message in read_records(file, tag):
                 decoder.take(message)
-        decoder.finish(digest)
+        decoder.finish(update.digest)
     except (OSError, BadRequest, Corrupted, OutOfOrder) as error:
         raise StateDirError(
             f"the stored update {path} is damaged: {error}. Restore the state directory from a backup."
         ) from error
 
 
-def tag_of(digest: bytes) -> bytes:
+def tag_of(round: int, client: str, digest: bytes) -> bytes:
     """Marks the records of an upload: the file may have held another one before, and still hold its end."""
-    return digest[:8]
+    return hashlib.sha256(f"{round}/{client}/{digest.hex()}".encode()).digest()[:8]
 
 
 def check_announced(announced: Announced, limit_bytes: int) -> None:
