@@ -6,8 +6,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fairfleet.server.aggregation import Aggregation, Outcome, aggregate
+from fairfleet.server.gram import Gram
 from fairfleet.server.history import History
-from fairfleet.server.rules import Report, listings, recipe
+from fairfleet.server.rules import Cohort, PastRow, Report, listings, recipe
 from fairfleet.server.rules.fedlf import fairness_gradient
 
 Rows = dict[str, np.ndarray]
@@ -214,3 +215,14 @@ def test_norms_from_1e_minus_8_to_1e6_leave_a_common_descent_direction(seed: int
         out = step(rows, reports, name)
         assert np.isfinite(out.step).all()
         assert out.diagnostics.conflicts == [], name
+
+
+def test_fedlf_itself_leaves_out_rows_that_are_too_old_or_too_new() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((5, 40))
+    gram = Gram(np.array([rows @ rows.T]))
+    past = [PastRow("two", 8), PastRow("three", 7), PastRow("now", 10)]
+    cohort = Cohort(gram, ["a", "b"], [Report(1, 1.0), Report(1, 2.0)], round=10, history=past, known=4)
+    chosen = recipe("fedlf").rule.step(cohort, None)
+    assert chosen.notes["hist_used"] == ["two"]
+    assert not chosen.coefficients[:, 3:].any()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, takewhile
+from itertools import chain, groupby, islice, takewhile
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 BATCH = 64  # new rows that are multiplied together: each old row is then read once per batch
 TILE = 12  # rows of a segment that stay in the cache while others pass by
 EVEN = 4  # BLAS takes so many rows at once: with a multiple of it, none is treated differently
-BLOCK = 1 << 21  # numbers that BLAS combines in one call
+BLOCK = 1 << 23  # numbers that BLAS combines in one call: each call waits for its slowest thread
 COLUMNS = 1 << 17  # numbers that a column rule sees in one call
 CANCELS = 16.0  # a combination this much shorter than its terms is summed in float64
 
@@ -128,15 +128,16 @@ class GramEngine:
 
     def combine(self, order: Sequence[Hashable], coefficients: Matrix, out: Row | None = None) -> Row:
         """The sum of coefficients times rows, with one coefficient per row or one per layer and row."""
-        per_layer = np.broadcast_to(coefficients, (len(self.layers), len(order)))
-        used = np.flatnonzero(per_layer.any(axis=0))
-        order, per_layer = [order[at] for at in used.tolist()], per_layer[:, used]
-        target = self._target(out)
-        if not order:
+        lines, target = np.atleast_2d(coefficients), self._target(out)
+        used = np.flatnonzero(lines.any(axis=0))
+        if not len(used):
             target.fill(0.0)
             return target
-        wide = _cancels(self.gram(order).layers, per_layer)
-        self._kernel.combine(self._ordered(order), per_layer, wide, self._chunks, target)
+        order, lines = [order[at] for at in used.tolist()], lines[:, used]
+        gram, cuts = self.gram(order).layers, self._chunks
+        if coefficients.ndim == 1:  # layers make no difference: fewer and longer blocks
+            gram, cuts = gram.sum(axis=0, keepdims=True), list(chunks([self.size]))
+        self._kernel.combine(self._ordered(order), lines, _cancels(gram, lines), cuts, target)
         return target
 
     def columns(self, order: Sequence[Hashable], reduce: ColumnRule, out: Row | None = None) -> Row:
@@ -203,11 +204,13 @@ class NumpyKernel:
             lambda chunk: _add_up(rows, coefficients[chunk.layer], chunk, out),
             [chunk for chunk in cuts if exact[chunk.layer]],
         )
-        matrix, narrow = next(_even_runs(rows)), coefficients.astype(np.float32)
+        matrix = next(_even_runs(rows))
         whole = len(matrix) == len(rows) and matrix.dtype == np.float32 and _blas_takes(matrix)
-        for chunk in cuts:  # BLAS brings its own threads here
-            if not exact[chunk.layer]:
-                _weighted_sum(matrix if whole else None, rows, narrow[chunk.layer], chunk, out)
+        for layer, inside in groupby(cuts, lambda chunk: chunk.layer):
+            start, *_, stop = (edge for chunk in inside for edge in (chunk.start, chunk.stop))
+            if not exact[layer]:  # BLAS brings its own threads here
+                narrow = coefficients[layer].astype(np.float32)
+                _weighted_sum(matrix if whole else None, rows, narrow, Chunk(layer, start, stop), out)
 
     def columns(self, rows: Sequence[Row], reduce: ColumnRule, cuts: Sequence[Chunk], out: Row) -> None:
         width = max(COLUMNS // len(rows), 1)
@@ -237,12 +240,13 @@ class Laid:
             self._parts.append((at, run))
             at += len(run)
 
-    def cast(self, start: int, stop: int, space: Matrix) -> Matrix:
-        """These columns in float64, padded to an even number of lines."""
-        lines = space[: self.lines * (stop - start)].reshape(self.lines, stop - start)
-        for at, part in self._parts:
-            np.copyto(lines[at : at + len(part)], part[:, start:stop])
-        return lines
+    def room(self, space: Matrix, length: int) -> Matrix:
+        """Where so many columns of these rows are laid out in float64, padded to an even number of lines."""
+        return space[: self.lines * length].reshape(self.lines, length)
+
+    def into(self, room: Matrix) -> list[tuple[Matrix, Row]]:
+        """What is to be copied where, but for the choice of columns."""
+        return [(room[at : at + len(part)], part) for at, part in self._parts]
 
 
 def _even_runs(rows: Sequence[Row]) -> Iterator[Row]:
@@ -264,23 +268,44 @@ def _even_runs(rows: Sequence[Row]) -> Iterator[Row]:
 
 def _chunk_products(tiles: Sequence[Laid], last: Laid, new: int, chunk: Chunk) -> Matrix:
     """The products of the last tile's new rows with every row of the tiles."""
-    room, cuts = workspace((last.lines + TILE) * SEGMENT), list(segments(chunk))
-    before, old = TILE * len(tiles), last.size - new
-    dots = np.zeros((len(cuts), new, before + last.lines))
-    for (start, stop), here in zip(cuts, dots, strict=True):
-        lines = last.cast(start, stop, room[TILE * SEGMENT :])
-        # A matrix times a vector is one dot product per row, in the same order of terms for each as long as
-        # the rows are a multiple of EVEN. A matrix times a matrix would be faster for many new rows, but
-        # there the last bits of an entry depend on its place.
-        for at in range(0, last.lines, TILE):
-            tile, first = lines[at : at + TILE], max(at - old, 0)
-            for row, line in zip(lines[old + first : last.size], here[first:], strict=True):
-                np.dot(tile, row, out=line[before + at : before + at + len(tile)])
-        for at, other in enumerate(tiles):
-            tile = other.cast(start, stop, room)
-            for row, line in zip(lines[old : last.size], here, strict=True):
-                np.dot(tile, row, out=line[at * TILE : (at + 1) * TILE])
-    return _mirrored(_sum_in_order(dots)[:, : before + last.size])
+    space, cuts = workspace((last.lines + TILE) * SEGMENT), list(segments(chunk))
+    dots = np.zeros((len(cuts), new, TILE * len(tiles) + last.lines))
+    for length, some in groupby(range(len(cuts)), lambda at: cuts[at][1] - cuts[at][0]):
+        work = list(_plan(tiles, last, new, space, length, dots))
+        for at in some:
+            start, stop = cuts[at]
+            for copies, products in work:
+                for room, rows in copies:
+                    np.copyto(room, rows[:, start:stop])
+                for tile, row, out in products:
+                    np.dot(tile, row, out=out[at])
+    return _mirrored(_sum_in_order(dots)[:, : TILE * len(tiles) + last.size])
+
+
+Copies = list[tuple[Matrix, Row]]
+Products = list[tuple[Matrix, Matrix, list[Matrix]]]  # lines, a line, and per segment where their products go
+
+
+def _plan(
+    tiles: Sequence[Laid], last: Laid, new: int, space: Matrix, length: int, dots: Matrix
+) -> Iterator[tuple[Copies, Products]]:
+    """What is done in each segment of this length: prepared once, since Python would hold up both threads.
+
+    A matrix times a vector is one dot product per row, in the same order of terms for each as long as the rows are
+    a multiple of EVEN. A matrix times a matrix would be faster for many new rows, but there the last bits of an
+    entry depend on its place.
+    """
+    lines, side = last.room(space, length), space[-TILE * length :].reshape(TILE, length)
+    old, before = last.size - new, TILE * len(tiles)
+
+    def products(tile: Matrix, first: int, at: int) -> Products:
+        """The tile, which starts at column `at`, times the new rows from `first` on."""
+        return [(tile, lines[old + k], list(dots[:, k, at : at + len(tile)])) for k in range(first, new)]
+
+    parts = (products(lines[at : at + TILE], max(at - old, 0), before + at) for at in range(0, last.lines, TILE))
+    yield last.into(lines), list(chain.from_iterable(parts))
+    for place, tile in enumerate(tiles):
+        yield tile.into(side), products(side, 0, place * TILE)
 
 
 def _mirrored(total: Matrix) -> Matrix:
