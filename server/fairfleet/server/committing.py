@@ -63,6 +63,7 @@ class Committer:
         self._participations = {client: count for client, (count, _) in store.update_counts().items()}
         self._spare = Model.empty(model.signature)  # the next model is made in it; the two take turns
         self._aggregation: Aggregation | None = None
+        self._expected: frozenset[str] = frozenset()
         self._arrived: deque[tuple[str, Vector]] = deque()
         self._multiplying = threading.Lock()
 
@@ -85,33 +86,35 @@ class Committer:
 
         Those that arrive while others are multiplied go together: reading a row once for several is cheaper.
         """
-        if self._aggregation is None:
-            expected = sorted({client, *asked})
-            self._aggregation = Aggregation(
-                self._recipe, self._layers, round=self.publication.version, history=self._history, expected=expected
-            )
+        self._expected = self._expected.union(asked, [client])
         self._arrived.append((client, row.parameters))
-        workers.submit(self._multiply_in_passing, self._aggregation)
+        workers.submit(self._multiply_in_passing)
 
-    def _multiply_in_passing(self, aggregation: Aggregation) -> None:
+    def _multiply_in_passing(self) -> None:
         if self._multiplying.acquire(blocking=False):  # else whoever is at it takes this row along
             try:
-                self._multiply(aggregation)
+                self._multiply()
             finally:
                 self._multiplying.release()
 
-    def _multiply(self, aggregation: Aggregation) -> None:
+    def _multiply(self) -> Aggregation:
+        """The round's rows so far, multiplied. In the hands of one thread at a time."""
+        if self._aggregation is None:
+            version, expected = self.publication.version, sorted(self._expected)
+            self._aggregation = Aggregation(
+                self._recipe, self._layers, round=version, history=self._history, expected=expected
+            )
         while self._arrived:
-            aggregation.extend(dict(self._arrived.popleft() for _ in range(len(self._arrived))))
+            self._aggregation.extend(dict(self._arrived.popleft() for _ in range(len(self._arrived))))
+        return self._aggregation
 
     def aggregate(self, updates: Updates, workers: Executor) -> Committed:
         began = time.perf_counter()
         version, model = self.publication.version + 1, self._spare
-        assert self._aggregation is not None
         with self._multiplying:
-            self._multiply(self._aggregation)
+            aggregation = self._multiply()
         reports = {client: self._report(update) for client, (update, _) in updates.items()}
-        taken = self._aggregation.step(reports, self._state, out=model.parameters)
+        taken = aggregation.step(reports, self._state, out=model.parameters)
         np.subtract(self.model.parameters, taken.vector, out=model.parameters)
         merge_state(model, updates)
         aggregated = time.perf_counter()
@@ -121,7 +124,7 @@ class Committer:
         vectors_file = self._store.write_vectors(version, vectors)
         # Before the commit, because the rows' memory is free after it. Should the commit not come, the same rows
         # come again; and a row of this round says nothing in this round.
-        self._aggregation.remember({client: row.parameters for client, (_, row) in updates.items()})
+        aggregation.remember({client: row.parameters for client, (_, row) in updates.items()})
         publication = publishing.result()
         record = {
             **record_of(version - 1, publication.digest, updates, taken.diagnostics),
@@ -137,7 +140,7 @@ class Committer:
             self._first_losses.setdefault(client, update.report.loss_before)
             self._participations[client] = self._participations.get(client, 0) + 1
         self._spare, self.model, self.publication = self.model, committed.model, committed.publication
-        self._state, self._aggregation = committed.state, None
+        self._state, self._aggregation, self._expected = committed.state, None, frozenset()
 
     def _report(self, update: StoredUpdate) -> Report:
         report = update.report

@@ -107,11 +107,14 @@ class Coordinator:
             self._carry_out(action, self._round)
         self._spawn(self._sweep())
 
-    async def stop(self) -> None:
-        """Lets go of everyone who waits, and finishes what is being written."""
+    def let_go(self) -> None:
+        """The server is about to stop: whoever waits for news is told to try again."""
         self.stopping = True
         self._roster.wake_all()
         self.broadcast.close()
+
+    async def stop(self) -> None:
+        """Finishes what is being written. To be called when no call is under way any more."""
         async with self._lock:
             if self._deadline:
                 self._deadline.cancel()

@@ -70,10 +70,13 @@ class Intake:
         return update
 
     def drop(self, upload: Upload) -> None:
-        """Its row is not used again: a stream that was cut off may still be writing into it."""
+        """Gives an upload up, unless that was done before: by now its file may be another's.
+
+        Its row is not used again: a stream that was cut off may still be writing into it.
+        """
         if self._under_way.get(upload.announced.client) is upload:
             self._forget(upload)
-        upload.discard()
+            upload.discard()
 
     def drop_of(self, client: str) -> None:
         if upload := self._under_way.get(client):

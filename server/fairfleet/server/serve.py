@@ -89,8 +89,9 @@ async def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
             await _until_over(coordinator, asked_to_stop)
         finally:
             await healthy.enter_graceful_shutdown()
-            await coordinator.stop()
+            coordinator.let_go()
             await server.stop(GRACE_SECONDS)
+            await coordinator.stop()
     finally:
         store.close()
 

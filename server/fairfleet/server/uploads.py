@@ -91,9 +91,12 @@ class Upload:
                 self._file.close()
 
     def discard(self) -> None:
-        if self._file is not None and self.path is not None:
-            self._file.close()
-            self.path.unlink(missing_ok=True)
+        """Ends it for good: no stream can write any more."""
+        with self._busy:
+            self.token = b""
+            if self._file is not None and self.path is not None:
+                self._file.close()
+                self.path.unlink(missing_ok=True)
 
     def _recover(self, file: BinaryIO) -> None:
         """Takes up what an earlier server left of this stream; a torn record at its end is written over."""
