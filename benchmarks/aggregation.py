@@ -28,7 +28,7 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 import numpy as np
 
 from fairfleet.server.aggregation import Aggregation
-from fairfleet.server.gram import Row
+from fairfleet.server.blocks import Row
 from fairfleet.server.rules import Recipe, Report, listings, recipe
 
 SAME_AS = {"fedprox", "ditto", "mgda_prox", "fedadam", "fedyogi", "fedadagrad"}  # another rule with a plan or optimizer

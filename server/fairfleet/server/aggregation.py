@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fairfleet.server.blocks import Row
 from fairfleet.server.diagnostics import Diagnostics, diagnose
-from fairfleet.server.gram import GramEngine, Kernel, Row
+from fairfleet.server.gram import GramEngine, Kernel
 from fairfleet.server.history import History
 from fairfleet.server.optimizers import OptimizerState
 from fairfleet.server.rules.base import Cohort, Report, RuleError, State, Step

@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate, pairwise
 from threading import Lock, local
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 T = TypeVar("T")
+Row = NDArray[np.floating[Any]]
+Matrix = NDArray[np.float64]
+ColumnRule = Callable[[Row], Row]  # (rows, columns) -> (columns,)
 
 SEGMENT = 16384  # columns of one dot product: long enough that threads rarely meet at the interpreter's lock
 CHUNK = 16 * SEGMENT  # columns that a thread takes at a time

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fairfleet.server.blocks import Chunk
-from fairfleet.server.gram import ColumnRule, Matrix, Row
+from fairfleet.server.blocks import Chunk, ColumnRule, Matrix, Row
 
 
 class TorchKernel:

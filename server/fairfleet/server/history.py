@@ -14,7 +14,8 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from fairfleet.server.gram import Gram, GramEngine, Matrix, Row
+from fairfleet.server.blocks import Matrix, Row
+from fairfleet.server.gram import Gram, GramEngine
 from fairfleet.server.rules.base import PastRow
 
 Precision = Literal["float32", "float16", "float64"]

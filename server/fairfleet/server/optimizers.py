@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fairfleet.server.blocks import CHUNK, Chunk, chunks, spread, workspace
-from fairfleet.server.gram import Row
+from fairfleet.server.blocks import CHUNK, Chunk, Row, chunks, spread, workspace
 
 
 @dataclass(frozen=True)

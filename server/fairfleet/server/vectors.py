@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fairfleet.server.aggregation import Aggregation, Direction, Outcome, ServerState
-from fairfleet.server.gram import Matrix
+from fairfleet.server.blocks import Matrix
 from fairfleet.server.history import History
 from fairfleet.server.rules.base import Report, Vector
 from fairfleet.server.rules.fedmdfg import FedMDFG, line_search

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from fairfleet.server.gram import ColumnRule, Gram
+from fairfleet.server.blocks import ColumnRule
+from fairfleet.server.gram import Gram
 
 Vector = NDArray[np.float64]
 Places = NDArray[np.intp]

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from fairfleet.server.gram import Row
+from fairfleet.server.blocks import Row
 from fairfleet.server.rules.algebra import spread
 from fairfleet.server.rules.base import Cohort, Needs, Rule, State, Step, Vector
 
