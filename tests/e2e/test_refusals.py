@@ -408,6 +408,47 @@ def test_an_upload_opened_again_shuts_the_older_stream_out(device: Device) -> No
     assert device.send(newer, chunks).outcome == pb.OUTCOME_COUNTED
 
 
+@pytest.mark.parametrize("after_seconds", [0.0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05])
+def test_a_client_that_hangs_up_at_any_moment_of_its_upload_can_go_on(device: Device, after_seconds: float) -> None:
+    """The stream may be cut while its last chunk is decoded, fsynced or recorded: the update still counts, once."""
+    chunks, encoded = device.encode()
+    metadata = (("fairfleet-upload-bin", device.open(encoded).upload),)
+    call = device.stub.SendUpload.future(iter(chunks), metadata=metadata)
+    time.sleep(after_seconds)
+    call.cancel()
+    opened = device.open(encoded)
+    receipt = opened.receipt
+    if not opened.HasField("receipt"):
+        rest = [chunk for chunk in chunks if chunk.offset_bytes >= opened.offset_bytes]
+        receipt = device.send(opened.upload, rest)
+    assert (receipt.outcome, receipt.durable) == (pb.OUTCOME_COUNTED, True)
+    assert device.open(encoded).receipt.digest == encoded.digest
+
+
+def test_an_update_replaced_while_it_is_recorded_is_not_both(device: Device, standing: Fleet) -> None:
+    chunks, encoded = device.encode(1.0)
+    metadata = (("fairfleet-upload-bin", device.open(encoded).upload),)
+    first = device.stub.SendUpload.future(iter(chunks), metadata=metadata)
+    others, other = device.encode(2.0)
+    opened = device.open(other)
+    if not opened.HasField("receipt"):
+        device.send(opened.upload, others)
+    with contextlib.suppress(grpc.RpcError):
+        first.result(timeout=10)
+    rows = standing.query(f"select digest, file from updates where round = {device.task.round} and client = 'device'")
+    assert len(rows) == 1
+    digest, file = rows[0]
+    assert digest in (encoded.digest.hex(), other.digest.hex())
+    assert (standing.state / file).exists()
+
+
+def test_saying_goodbye_twice_is_no_mistake(standing: Fleet) -> None:
+    guest = Device(standing.address, "polite")
+    guest.join()
+    for _ in range(2):
+        guest.stub.Leave(pb.LeaveRequest(session=guest.session), timeout=5)
+
+
 def test_another_digest_begins_at_zero(device: Device) -> None:
     with refused(Code.OUT_OF_RANGE):
         sent(device, lambda chunks: chunks[:1])

@@ -126,6 +126,12 @@ def test_stop_finishes_the_round_under_way_first() -> None:
     assert after(training, UpdateStored("a"), ModelStored(2)).phase is Phase.FINISHED
 
 
+def test_a_stop_whose_clients_all_left_ends_the_federation() -> None:
+    training = after(Round(1), ClientsChosen(people("a", "b")), StopRequested("enough"))
+    gone, actions = step(after(training, ClientLost("a")), ClientLost("b"), POLICY)
+    assert (gone.phase, actions) == (Phase.FINISHED, (Finish("enough"),))
+
+
 def test_impossible_events_are_bugs() -> None:
     with pytest.raises(IllegalEvent, match="waiting"):
         step(Round(0), ModelStored(1), POLICY)

@@ -38,6 +38,14 @@ def test_another_process_takes_over_and_the_older_is_told_so() -> None:
         fleet.of("never heard of", now=2)
 
 
+def test_a_process_that_joins_again_does_not_take_over_from_itself() -> None:
+    fleet = sessions()
+    older, newer = fleet.join(member(), now=0), fleet.join(member(), now=1)
+    with pytest.raises(SessionUnknown):
+        fleet.of(older.id, now=2)
+    assert fleet.of(newer.id, now=2) is newer
+
+
 def test_a_tug_of_war_ends_with_the_holder_and_is_forgotten_after_a_while() -> None:
     fleet = sessions()
     for turn in range(TAKEOVERS_ALLOWED + 1):

@@ -35,7 +35,7 @@ from fairfleet.proto.v1 import fleet_pb2 as pb
 log = logging.getLogger(__name__)
 
 FAILURES_IN_A_ROW = 3  # of the task: then it is broken, and a person must look
-DAMAGED_UPLOADS = 3  # in the server's eyes: then it is the spool that is damaged
+DAMAGED_TRANSFERS = 3  # of the same model or update: then it is not the link that is at fault
 
 FINAL = (Superseded, ContestedIdentity, Revoked)
 
@@ -162,7 +162,7 @@ class Agent:
                 receipt = opened.receipt if opened.HasField("receipt") else self._link.send(opened.upload, rest)
             except (Corrupted, OutOfOrder):
                 damaged += 1
-                if damaged == DAMAGED_UPLOADS:
+                if damaged == DAMAGED_TRANSFERS:
                     raise
                 receipt = None
             if receipt is not None:
@@ -199,15 +199,23 @@ class Agent:
             return
         model = self._memory()
         self._version = None
-        decoder = Decoder(model, RAW32)
+        for tries in range(1, DAMAGED_TRANSFERS + 1):
+            try:
+                self._download(wanted, Decoder(model, RAW32))
+                break
+            except (Corrupted, OutOfOrder) as error:
+                if tries == DAMAGED_TRANSFERS:
+                    raise
+                log.info("fetching version %d again: %s", wanted.version, error)
+        self._version = (wanted.version, wanted.digest)
 
+    def _download(self, wanted: pb.ModelRef, decoder: Decoder) -> None:
         def receive(session: str) -> None:
             for message in self._link.fetch(wanted.version, decoder.offset_bytes, session):
                 decoder.take(message)
 
         self._link.repeat(receive)
         decoder.finish(wanted.digest)
-        self._version = (wanted.version, wanted.digest)
 
     def _memory(self) -> Model:
         """The received model's memory, writable for the download only: tasks get read-only views."""

@@ -4,6 +4,7 @@ hears whether to go on.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from fairfleet.client.link import Link, Stopped
 from fairfleet.client.task import Abandoned, Progress
 from fairfleet.common.errors import FleetError
+
+log = logging.getLogger(__name__)
 
 FIRST_SECONDS = 1.0  # the first beat comes soon: people like to see life
 
@@ -69,5 +72,8 @@ class Heartbeat:
             verdict = Abandoned()
         except FleetError as error:
             verdict = error
+        except Exception:  # this thread must outlive whatever one beat meets
+            log.exception("a heartbeat failed")
+            return
         if self._task == task:
             self._verdict = verdict

@@ -127,7 +127,7 @@ class Link:
         except (grpc.RpcError, ValueError) as error:
             code = self._code(error)
             if code is not grpc.StatusCode.FAILED_PRECONDITION:  # which says: not open (any more)
-                self._raise_if_final(error, code, 0)
+                self._raise_if_final(error, code)
             log.info("the upload broke off: %s", _in_words(error, code))
             return None
 
@@ -137,14 +137,16 @@ class Link:
         """Calls with the current session until it answers, or fails in a way that no repetition mends."""
         bugs = 0
         for pause in pauses():
+            session = ""
             try:
-                answer = call(self._session())
+                session = self._session()
+                answer = call(session)
                 self._failures = 0
                 return answer
             except (grpc.RpcError, ValueError) as error:
                 code = self._code(error)
                 bugs += code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
-                self._raise_if_final(error, code, bugs)
+                self._raise_if_final(error, code, bugs, session)
                 log.info("server %s: %s; trying again", self.address, _in_words(error, code))
             self._pause(pause)
         raise AssertionError("pauses never end")  # pragma: no cover
@@ -166,10 +168,12 @@ class Link:
             return grpc.StatusCode.CANCELLED
         raise error
 
-    def _raise_if_final(self, error: Exception, code: grpc.StatusCode, bugs: int) -> None:
+    def _raise_if_final(self, error: Exception, code: grpc.StatusCode, bugs: int = 0, session: str = "") -> None:
         final = refusal(code, _details(error))
         if isinstance(final, SessionUnknown):
-            self.joined = pb.JoinResponse()
+            with self._join_lock:
+                if self.joined.session == session:  # else the other thread has joined anew since
+                    self.joined = pb.JoinResponse()
         elif final is not None:
             raise final from None
         elif bugs > SERVER_BUGS_TOLERATED:

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fairfleet.common.codecs import codec_named
+from fairfleet.common.errors import BadRequest
 from fairfleet.common.reports import TrainReport
-from fairfleet.common.stream import encode, read_records, split, update_pieces, write_record
+from fairfleet.common.stream import Digest, encode, read_records, split, update_pieces, write_record
 from fairfleet.common.tensors import Model
 
 TAG = bytes(8)  # the file holds one stream, so its records need not be told apart
@@ -70,7 +71,18 @@ class Spool:
         except (OSError, ValueError, TypeError, KeyError):
             return None  # none, or not one that this version wrote: it will be made anew
         wanted = (federation, round, model_digest)
-        return spooled if (spooled.federation, spooled.round, spooled.model_digest) == wanted else None
+        found = (spooled.federation, spooled.round, spooled.model_digest) == wanted
+        return spooled if found and self._digest() == spooled.digest else None
+
+    def _digest(self) -> str:
+        """Of what is on the disk now; empty where it cannot be read."""
+        digest = Digest()
+        try:
+            for message in self.messages_from(0):
+                digest.add(split(message)[0])
+        except (OSError, BadRequest):
+            return ""
+        return digest.value().hex()
 
     def messages_from(self, offset_bytes: int) -> Iterator[bytes]:
         """The serialized chunks from an offset on."""

@@ -72,6 +72,11 @@ class Aggregation:
             past = [client for client in self._past(len(expected)) if client not in set(expected)]
             self.engine.adopt({("past", one): history.row(one) for one in past}, history.products(past))
 
+    @property
+    def clients(self) -> set[str]:
+        """Whose update is in."""
+        return set(self._clients)
+
     def add(self, client: str, row: Row) -> None:
         """Takes an update in. Its inner products are computed now, while other clients still train."""
         self.extend({client: row})

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from fairfleet.common.errors import StateDirError
+from fairfleet.common.errors import Bug, StateDirError
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Model, Section, Signature, Vector
 from fairfleet.common.wire import report_out
@@ -60,7 +60,8 @@ class Committer:
         self._layers = layer_sizes(model.signature)
         self._history = History(self._layers, Folder(store.folder / "history")) if uses_history(recipe) else None
         self._first_losses = store.first_losses()
-        self._participations = {client: count for client, (count, _) in store.update_counts().items()}
+        before = store.update_counts(publication.version)
+        self._participations = {client: count for client, (count, _) in before.items()}
         self._spare = Model.empty(model.signature)  # the next model is made in it; the two take turns
         self._aggregation: Aggregation | None = None
         self._expected: frozenset[str] = frozenset()
@@ -113,6 +114,10 @@ class Committer:
         version, model = self.publication.version + 1, self._spare
         with self._multiplying:
             aggregation = self._multiply()
+        if aggregation.clients != set(updates):
+            raise Bug(
+                f"round {version - 1} has updates of {sorted(updates)}, but rows of {sorted(aggregation.clients)}"
+            )
         reports = {client: self._report(update) for client, (update, _) in updates.items()}
         taken = aggregation.step(reports, self._state, out=model.parameters)
         np.subtract(self.model.parameters, taken.vector, out=model.parameters)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fairfleet.common import wire
-from fairfleet.common.errors import Corrupted, Revoked, WrongState, short
+from fairfleet.common.errors import Corrupted, FleetError, Revoked, WrongState, short
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds, selection
@@ -85,6 +86,7 @@ class Coordinator:
         self._committer: Committer
         self._revoked = store.revoked()
         self._background: set[asyncio.Task[None]] = set()
+        self._units: set[asyncio.Task[Any]] = set()  # transactions under way, with their effects
         self._deadline: asyncio.TimerHandle | None = None
         self._evaluation = pb.EvaluationFinished()  # of the evaluation under way, so far
         self._started = self._asked_at = self._now()
@@ -118,6 +120,7 @@ class Coordinator:
         async with self._lock:
             if self._deadline:
                 self._deadline.cancel()
+        await asyncio.gather(*self._units, return_exceptions=True)
         for task in list(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -176,6 +179,20 @@ class Coordinator:
         self.sessions.remove(self.session(id))
         self._check_all_told()
 
+    @contextmanager
+    def transferring(self, client: str) -> Iterator[None]:
+        """A model or an update is on its way: a sign of life, however long it takes."""
+        session = self.sessions.get(client)
+        if session is None:
+            yield
+            return
+        session.polls += 1
+        try:
+            yield
+        finally:
+            session.polls -= 1
+            session.last_seen = self._now()
+
     def progress(self, id: str, task: str, done: int, planned: int, loss: float) -> bool:
         """A busy client's sign of life; whether its task is still wanted."""
         client = self.session(id).client
@@ -197,7 +214,9 @@ class Coordinator:
         await self._gone(self.session(id), reason or "left")
 
     async def report_evaluation(self, id: str, version: int, evaluation: Evaluation | None, failure: str) -> None:
-        client = self.session(id).client
+        await self._whole(self._evaluated(self.session(id).client, version, evaluation, failure))
+
+    async def _evaluated(self, client: str, version: int, evaluation: Evaluation | None, failure: str) -> None:
         async with self._lock:
             wanted = self._round.phase is Phase.EVALUATING and self._round.number == version
             if not wanted or client not in self._round.asked:
@@ -229,6 +248,9 @@ class Coordinator:
             raise WrongState(f"client {client} was not asked to train in round {number}; ask for a new task")
         upload = self._intake.upload_for(announced)
         await self._in_worker(upload.reopen)
+        if not self._intake.holds(upload):
+            upload.discard()
+            raise WrongState(f"round {number} went on while the upload was opened; ask for a new task")
         self._intake.opened(upload)
         return upload
 
@@ -255,6 +277,9 @@ class Coordinator:
 
     async def complete(self, upload: Upload) -> Receipt:
         """Makes a whole upload count, once; the receipt is given only when it is durable."""
+        return await self._whole(self._complete(upload))
+
+    async def _complete(self, upload: Upload) -> Receipt:
         try:
             await self._in_worker(upload.finish)
         except Corrupted:
@@ -277,7 +302,8 @@ class Coordinator:
         round, events, writes, news = self._round, list[rounds.Event](), list[Write](), list[dict[str, Any]]()
         for arrival in arrivals:
             announced = arrival.upload.announced
-            if announced.round != round.number or not round.takes_update_of(announced.client):
+            wanted = announced.round == round.number and round.takes_update_of(announced.client)
+            if not wanted or announced.client in self._revoked or not self._intake.holds(arrival.upload):
                 self._intake.drop(arrival.upload)
                 arrival.counted.set_result(False)
                 continue
@@ -323,6 +349,7 @@ class Coordinator:
     async def revoke(self, client: str, reason: str) -> None:
         await self._in_database(self._store.revoke, client, reason)
         self._revoked[client] = reason
+        self._intake.drop_of(client)
         if session := self.sessions.get(client):
             await self._gone(session, "revoked")
 
@@ -333,8 +360,24 @@ class Coordinator:
     # ---- the round -----------------------------------------------------------------------------
 
     async def _record(self, *events: rounds.Event) -> None:
+        await self._whole(self._locked(*events))
+
+    async def _locked(self, *events: rounds.Event) -> None:
         async with self._lock:
             await self._apply(*events)
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """To its end, even if the caller hangs up in the middle: no transaction without its effects."""
+        task = asyncio.create_task(work)
+        self._units.add(task)
+        task.add_done_callback(self._unit_over)
+        return await asyncio.shield(task)
+
+    def _unit_over(self, task: asyncio.Task[Any]) -> None:
+        self._units.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, FleetError):
+            self._fail(error)
 
     async def _apply(
         self,
@@ -479,7 +522,8 @@ class Coordinator:
             await asyncio.sleep(min(SWEEP_SECONDS, self.settings.lease_seconds / 4))
             now = self._now()
             for session in self.sessions.expired(now):
-                await self._gone(session, f"silent for {self.settings.lease_seconds:g} s")
+                if session in self.sessions.expired(self._now()):  # it may have come back while others were seen to
+                    await self._gone(session, f"silent for {self.settings.lease_seconds:g} s")
             if now - self._started > self.settings.lease_seconds:
                 for client in [client for client in self._round.asked if self.sessions.get(client) is None]:
                     await self._lost(client)

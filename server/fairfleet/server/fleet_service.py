@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from fairfleet.common import wire
 from fairfleet.common.codecs import agree
-from fairfleet.common.errors import BadRequest, NotKept, Refused, TryLater, WrongState, short
+from fairfleet.common.errors import BadRequest, NotKept, Refused, SessionUnknown, TryLater, WrongState, short
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.coordinator import Coordinator, Receipt
 from fairfleet.server.handlers import Context
@@ -97,16 +98,17 @@ class FleetService:
         )
 
     async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:  # noqa: N802
-        self._coordinator.session(request.session)
+        client = self._coordinator.session(request.session).client
         publication = self._coordinator.publication
         if request.version != publication.version:
             raise NotKept(
                 f"version {request.version} is not published; the newest is {publication.version}. "
                 "Ask for the next task."
             )
-        for message in publication.messages_from(request.offset_bytes):
-            yield message
-            self._coordinator.traffic.sent_bytes += len(message)
+        with self._coordinator.transferring(client):
+            for message in publication.messages_from(request.offset_bytes):
+                yield message
+                self._coordinator.traffic.sent_bytes += len(message)
 
     async def OpenUpload(self, request: pb.OpenUploadRequest, context: Context) -> pb.OpenUploadResponse:  # noqa: N802
         coordinator = self._coordinator
@@ -129,8 +131,9 @@ class FleetService:
         token = metadata.get(wire.UPLOAD_METADATA, b"")
         upload = coordinator.upload(token)
         try:
-            await _take_all(stream, lambda messages: coordinator.take_chunks(upload, token, messages))
-            return pb.SendUploadResponse(receipt=receipt_out(await coordinator.complete(upload)))
+            with coordinator.transferring(upload.announced.client):
+                await _take_all(stream, lambda messages: coordinator.take_chunks(upload, token, messages))
+                return pb.SendUploadResponse(receipt=receipt_out(await coordinator.complete(upload)))
         except Refused as error:
             if isinstance(error, BadRequest):
                 coordinator.discard(upload)
@@ -159,7 +162,8 @@ class FleetService:
         return pb.HeartbeatResponse(abandon=not wanted, reason="" if wanted else "the round went on without it")
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:  # noqa: N802
-        await self._coordinator.leave(request.session, short(request.reason))
+        with contextlib.suppress(SessionUnknown):  # a repetition: it has left already
+            await self._coordinator.leave(request.session, short(request.reason))
         return pb.LeaveResponse()
 
 

@@ -69,12 +69,16 @@ class Intake:
         self.whole[announced.client] = (update, upload.row)
         return update
 
+    def holds(self, upload: Upload) -> bool:
+        """Whether this is (still) the upload of its client."""
+        return self._under_way.get(upload.announced.client) is upload
+
     def drop(self, upload: Upload) -> None:
         """Gives an upload up, unless that was done before: by now its file may be another's.
 
         Its row is not used again: a stream that was cut off may still be writing into it.
         """
-        if self._under_way.get(upload.announced.client) is upload:
+        if self.holds(upload):
             self._forget(upload)
             upload.discard()
 

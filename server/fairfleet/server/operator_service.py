@@ -60,7 +60,8 @@ class OperatorService:
     async def Clients(  # noqa: N802
         self, request: pb.ClientsRequest, context: Context
     ) -> AsyncIterator[pb.ClientRecord]:
-        counts = await asyncio.to_thread(self._store.update_counts)
+        committed = self._coordinator.publication.version
+        counts = await asyncio.to_thread(self._store.update_counts, committed)
         evaluations = await asyncio.to_thread(self._store.newest_evaluations)
         revoked = await asyncio.to_thread(self._store.revoked)
         connected = {session.client: session for session in self._coordinator.sessions.all()}

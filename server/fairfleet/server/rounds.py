@@ -223,6 +223,8 @@ def _settle(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
         done = replace(round, phase=Phase.AGGREGATING, asked=NOBODY, lost=round.lost | round.asked)
         release = (Release(round.asked),) if round.asked else ()
         return done, (*release, Aggregate(done.received))
+    if round.stopping and not round.asked and not round.received:
+        return _finished(round, round.stopping)  # there is nothing to finish first
     if round.phase is Phase.TRAINING:
         return replace(round, phase=Phase.WAITING, attempt=round.attempt + 1), ()
     return round, ()

@@ -62,7 +62,8 @@ class Sessions:
         if holder is not None:
             if holder.member.instance != member.instance:
                 self._check_takeover(holder, now)
-            self._supersede(holder)
+                self._supersede(holder)
+            self.remove(holder)
         elif len(self) >= self._limit:
             raise LimitReached(f"{self._limit} clients are connected, which is this server's limit; come back later")
         self._fence += 1
@@ -93,7 +94,6 @@ class Sessions:
         return [s for s in self._by_client.values() if not s.polls and now - s.last_seen > self.lease_seconds]
 
     def _supersede(self, holder: Session) -> None:
-        self.remove(holder)
         self._superseded[holder.id] = holder.client
         if len(self._superseded) > SUPERSEDED_REMEMBERED:
             self._superseded.popitem(last=False)

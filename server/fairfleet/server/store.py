@@ -260,9 +260,10 @@ class Store:
             rows = connection.execute(query).all()
         return {client: TrainReport.model_validate_json(text).loss_before for client, text in rows}
 
-    def update_counts(self) -> dict[str, tuple[int, int]]:
-        """Per client: how many updates it gave, and the round of the newest."""
-        query = sa.select(updates.c.client, sa.func.count(), sa.func.max(updates.c.round)).group_by(updates.c.client)
+    def update_counts(self, before: int) -> dict[str, tuple[int, int]]:
+        """Per client: how many updates it gave in rounds before this one, and the round of the newest."""
+        query = sa.select(updates.c.client, sa.func.count(), sa.func.max(updates.c.round))
+        query = query.where(updates.c.round < before).group_by(updates.c.client)
         with self._reading() as connection:
             return {client: (count, newest) for client, count, newest in connection.execute(query)}
 

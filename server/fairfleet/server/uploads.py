@@ -46,6 +46,7 @@ class Upload:
         self._busy = threading.Lock()  # a stream that was replaced may still be inside `take`
         self._decoder = Decoder(row, codec_named(announced.codec))
         self._file: BinaryIO | None = None
+        self._finished = False
         self._tag = tag_of(announced.round, announced.client, announced.digest)
 
     @property
@@ -79,6 +80,8 @@ class Upload:
     def finish(self) -> None:
         """Everything came and is what was announced; it is on the disk when this returns."""
         with self._busy:
+            if self._finished:
+                return  # the stream that came before was cut off just then
             if self.offset_bytes != self.announced.size_bytes:
                 raise OutOfOrder(
                     f"the stream ended after {self.offset_bytes} of {self.announced.size_bytes} bytes; "
@@ -89,6 +92,7 @@ class Upload:
                 os.fsync(self._file.fileno())
                 sync_folder(self.path.parent)
                 self._file.close()
+            self._finished = True
 
     def discard(self) -> None:
         """Ends it for good: no stream can write any more."""
