@@ -58,7 +58,8 @@ class Shop:
     def run_round(self, number: int) -> Committed:
         updates = updates_of(number)
         for client in sorted(updates, reverse=number % 2 == 0):  # they arrive in any order
-            self.committer.add(client, updates[client][1], updates, self.workers)
+            self.committer.add(client, updates[client][1], updates)
+            self.committer.multiply()
         committed = self.committer.aggregate(updates, self.workers)
         record = committed.record | {"dropped": [], "attempts": 1, "training_seconds": 0.0}
         before, after = Round(number, Phase.AGGREGATING), Round(number + 1)

@@ -1,12 +1,12 @@
 """From a round's updates to the next committed model: rule, optimizer, disk, and the bytes to be sent.
 
-Runs in worker threads. Nothing here is visible to anyone until the coordinator has committed it.
+What takes long (`multiply`, `aggregate`) runs in one thread of its own, one call at a time. Nothing here is
+visible to anyone until the coordinator has committed it.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -66,7 +66,6 @@ class Committer:
         self._aggregation: Aggregation | None = None
         self._expected: frozenset[str] = frozenset()
         self._arrived: deque[tuple[str, Vector]] = deque()
-        self._multiplying = threading.Lock()
 
     @classmethod
     def open(cls, store: Store, version: int, recipe: Recipe) -> Committer:
@@ -82,24 +81,16 @@ class Committer:
             )
         return cls(store, recipe, model, publication, load_state(store, stored, recipe))
 
-    def add(self, client: str, row: Model, asked: Iterable[str], workers: Executor) -> None:
-        """An update is whole: its inner products are computed while others still train.
-
-        Those that arrive while others are multiplied go together: reading a row once for several is cheaper.
-        """
+    def add(self, client: str, row: Model, asked: Iterable[str]) -> None:
+        """An update is whole; `multiply` will take its row in."""
         self._expected = self._expected.union(asked, [client])
         self._arrived.append((client, row.parameters))
-        workers.submit(self._multiply_in_passing)
 
-    def _multiply_in_passing(self) -> None:
-        if self._multiplying.acquire(blocking=False):  # else whoever is at it takes this row along
-            try:
-                self._multiply()
-            finally:
-                self._multiplying.release()
+    def multiply(self) -> Aggregation:
+        """Computes the inner products of the rows that arrived, while other clients still train.
 
-    def _multiply(self) -> Aggregation:
-        """The round's rows so far, multiplied. In the hands of one thread at a time."""
+        Those that arrived together go together: reading a row once for several is cheaper.
+        """
         if self._aggregation is None:
             version, expected = self.publication.version, sorted(self._expected)
             self._aggregation = Aggregation(
@@ -112,8 +103,7 @@ class Committer:
     def aggregate(self, updates: Updates, workers: Executor) -> Committed:
         began = time.perf_counter()
         version, model = self.publication.version + 1, self._spare
-        with self._multiplying:
-            aggregation = self._multiply()
+        aggregation = self.multiply()
         if aggregation.clients != set(updates):
             raise Bug(
                 f"round {version - 1} has updates of {sorted(updates)}, but rows of {sorted(aggregation.clients)}"

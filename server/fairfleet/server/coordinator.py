@@ -80,6 +80,7 @@ class Coordinator:
         self._lock = asyncio.Lock()
         self._database = ThreadPoolExecutor(1, "database")
         self._workers = ThreadPoolExecutor(WORKERS, "worker")
+        self._aggregator = ThreadPoolExecutor(1, "aggregator")  # its scratch memory is there once, not per worker
         self._roster = Roster(self.sessions)
         self._intake = Intake(store, self.signature, settings.durability == "update", settings.limits.upload_bytes)
         self._arrivals: list[Arrival] = []
@@ -124,6 +125,7 @@ class Coordinator:
         for task in list(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        self._aggregator.shutdown(wait=True)
         self._workers.shutdown(wait=True)
         self._database.shutdown(wait=True)
 
@@ -327,7 +329,11 @@ class Coordinator:
                 arrival.counted.set_result(True)
 
     def _add_row(self, client: str) -> None:
-        self._committer.add(client, self._intake.whole[client][1], self._round.asked, self._workers)
+        self._committer.add(client, self._intake.whole[client][1], self._round.asked)
+        self._spawn(self._multiply())
+
+    async def _multiply(self) -> None:
+        await self._in_aggregator(self._committer.multiply)
 
     def discard(self, upload: Upload) -> None:
         """An upload that can never become right: the client's next one begins at 0."""
@@ -475,7 +481,7 @@ class Coordinator:
     async def _aggregate(self, clients: frozenset[str]) -> None:
         training_seconds = self._now() - self._asked_at
         updates = {client: self._intake.whole[client] for client in sorted(clients)}
-        committed = await self._in_worker(self._committer.aggregate, updates, self._workers)
+        committed = await self._in_aggregator(self._committer.aggregate, updates, self._workers)
         async with self._lock:
             await self._commit(committed, training_seconds)
         await self._in_worker(self._store.retire_round, committed.stored.version, self.settings.keep_models)
@@ -550,6 +556,9 @@ class Coordinator:
 
     async def _in_worker(self, work: Callable[..., T], *given: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work, *given)
+
+    async def _in_aggregator(self, work: Callable[..., T], *given: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._aggregator, work, *given)
 
     async def _in_database(self, work: Callable[..., T], *given: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._database, work, *given)
