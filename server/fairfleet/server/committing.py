@@ -86,11 +86,13 @@ class Committer:
         self._expected = self._expected.union(asked, [client])
         self._arrived.append((client, row.parameters))
 
-    def multiply(self) -> Aggregation:
+    def multiply(self) -> None:
         """Computes the inner products of the rows that arrived, while other clients still train.
 
         Those that arrived together go together: reading a row once for several is cheaper.
         """
+        if not self._arrived:
+            return
         if self._aggregation is None:
             version, expected = self.publication.version, sorted(self._expected)
             self._aggregation = Aggregation(
@@ -98,12 +100,13 @@ class Committer:
             )
         while self._arrived:
             self._aggregation.extend(dict(self._arrived.popleft() for _ in range(len(self._arrived))))
-        return self._aggregation
 
     def aggregate(self, updates: Updates, workers: Executor) -> Committed:
         began = time.perf_counter()
         version, model = self.publication.version + 1, self._spare
-        aggregation = self.multiply()
+        self.multiply()
+        aggregation = self._aggregation
+        assert aggregation is not None, "a round is aggregated only with updates in it"
         if aggregation.clients != set(updates):
             raise Bug(
                 f"round {version - 1} has updates of {sorted(updates)}, but rows of {sorted(aggregation.clients)}"

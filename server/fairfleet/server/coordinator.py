@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SWEEP_SECONDS = 1.0
+GATHER_SECONDS = 0.05  # rows that arrive within so little are multiplied together, which is cheaper than one by one
 WORKERS = 4
 
 
@@ -89,6 +90,7 @@ class Coordinator:
         self._background: set[asyncio.Task[None]] = set()
         self._units: set[asyncio.Task[Any]] = set()  # transactions under way, with their effects
         self._deadline: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
         self._evaluation = pb.EvaluationFinished()  # of the evaluation under way, so far
         self._started = self._asked_at = self._now()
 
@@ -119,8 +121,9 @@ class Coordinator:
     async def stop(self) -> None:
         """Finishes what is being written. To be called when no call is under way any more."""
         async with self._lock:
-            if self._deadline:
-                self._deadline.cancel()
+            for timer in (self._deadline, self._gathering):
+                if timer:
+                    timer.cancel()
         await asyncio.gather(*self._units, return_exceptions=True)
         for task in list(self._background):
             task.cancel()
@@ -330,9 +333,12 @@ class Coordinator:
 
     def _add_row(self, client: str) -> None:
         self._committer.add(client, self._intake.whole[client][1], self._round.asked)
-        self._spawn(self._multiply())
+        if self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(GATHER_SECONDS, lambda: self._spawn(self._multiply()))
 
     async def _multiply(self) -> None:
+        self._gathering = None
         await self._in_aggregator(self._committer.multiply)
 
     def discard(self, upload: Upload) -> None:
