@@ -282,14 +282,14 @@ class Coordinator:
 
     async def complete(self, upload: Upload) -> Receipt:
         """Makes a whole upload count, once; the receipt is given only when it is durable."""
-        return await self._whole(self._complete(upload))
-
-    async def _complete(self, upload: Upload) -> Receipt:
         try:
             await self._in_worker(upload.finish)
         except Corrupted:
             self._intake.drop(upload)
             raise
+        return await self._whole(self._arrive(upload))
+
+    async def _arrive(self, upload: Upload) -> Receipt:
         arrival = Arrival(upload, asyncio.get_running_loop().create_future())
         self._arrivals.append(arrival)
         async with self._lock:

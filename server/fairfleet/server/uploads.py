@@ -47,6 +47,7 @@ class Upload:
         self._decoder = Decoder(row, codec_named(announced.codec))
         self._file: BinaryIO | None = None
         self._finished = False
+        self._given_up = False
         self._tag = tag_of(announced.round, announced.client, announced.digest)
 
     @property
@@ -82,6 +83,8 @@ class Upload:
         with self._busy:
             if self._finished:
                 return  # the stream that came before was cut off just then
+            if self._given_up:
+                raise WrongState("this upload was given up by the server; ask for a new task")
             if self.offset_bytes != self.announced.size_bytes:
                 raise OutOfOrder(
                     f"the stream ended after {self.offset_bytes} of {self.announced.size_bytes} bytes; "
@@ -97,7 +100,7 @@ class Upload:
     def discard(self) -> None:
         """Ends it for good: no stream can write any more."""
         with self._busy:
-            self.token = b""
+            self.token, self._given_up = b"", True
             if self._file is not None and self.path is not None:
                 self._file.close()
                 self.path.unlink(missing_ok=True)

@@ -1,0 +1,54 @@
+"""One upload on its way in: finished once, given up for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairfleet.common.errors import WrongState
+from fairfleet.common.reports import TrainReport
+from fairfleet.common.stream import encode, model_pieces
+from fairfleet.common.tensors import Model
+from fairfleet.server.uploads import Announced, Upload
+
+
+def upload(path: Path) -> tuple[Upload, list[bytes]]:
+    model, messages = Model.of({"w": np.ones(10, np.float32)}), list[bytes]()
+    encoded = encode(model_pieces(model), lambda head, data: messages.append(b"".join((head, data))))
+    report = TrainReport(samples=1, loss_before=1.0, loss_after=1.0, steps=1, learning_rate=0.1)
+    announced = Announced("a", 3, "raw32", encoded.size_bytes, encoded.digest, report)
+    return Upload(announced, Model.empty(model.signature), path), messages
+
+
+def test_an_upload_finished_before_its_stream_was_cut_is_finished_still(tmp_path: Path) -> None:
+    one, messages = upload(tmp_path / "u")
+    one.take(one.reopen(), messages)
+    one.finish()
+    one.reopen()
+    assert one.offset_bytes == one.announced.size_bytes
+    one.finish()
+
+
+def test_an_upload_that_was_given_up_takes_nothing_and_is_never_finished(tmp_path: Path) -> None:
+    one, messages = upload(tmp_path / "u")
+    token = one.reopen()
+    one.take(token, messages)
+    one.discard()
+    with pytest.raises(WrongState):
+        one.take(token, messages)
+    with pytest.raises(WrongState, match="given up"):
+        one.finish()
+    assert not (tmp_path / "u").exists()
+
+
+def test_a_used_file_holds_only_what_was_written_for_this_upload(tmp_path: Path) -> None:
+    (tmp_path / "u").write_bytes(b"what an older upload left" * 1000)
+    one, messages = upload(tmp_path / "u")
+    token = one.reopen()
+    assert one.offset_bytes == 0
+    one.take(token, messages)
+    again, _ = upload(tmp_path / "u")
+    again.reopen()
+    assert again.offset_bytes == one.announced.size_bytes
