@@ -513,8 +513,7 @@ class Coordinator:
 
     async def _lost(self, client: str) -> None:
         self._roster.release([client])
-        if client in self._round.asked:
-            await self._record(rounds.ClientLost(client))
+        await self._record(rounds.ClientLost(client))  # it may just be being chosen: only under the lock is that known
 
     async def _gone(self, session: Session, reason: str) -> None:
         self.sessions.remove(session)
