@@ -53,6 +53,7 @@ class Fleet:
         self.clients: dict[str, subprocess.Popen[str]] = {}
         self.options: dict[str, dict[str, Any]] = {}
         self.size = 1000
+        self._channels: list[grpc.Channel] = []
 
     @property
     def address(self) -> str:
@@ -115,6 +116,8 @@ class Fleet:
         return {name: process.wait(seconds) for name, process in self.clients.items()}
 
     def end(self) -> None:
+        for channel in self._channels:
+            channel.close()  # one that is left open can keep the interpreter from ending
         for process in (*self.clients.values(), self.server):
             if process is not None and process.poll() is None:
                 process.kill()
@@ -126,9 +129,10 @@ class Fleet:
     # ---- what it says --------------------------------------------------------------------------
 
     def operator(self) -> OperatorStub:
-        self._channel = grpc.insecure_channel(self.address, OWN_CONNECTION)
-        grpc.channel_ready_future(self._channel).result(20)
-        return OperatorStub(self._channel)
+        channel = grpc.insecure_channel(self.address, OWN_CONNECTION)
+        self._channels.append(channel)
+        grpc.channel_ready_future(channel).result(20)
+        return OperatorStub(channel)
 
     def status(self) -> pb.StatusResponse:
         with grpc.insecure_channel(self.address, OWN_CONNECTION) as channel:
