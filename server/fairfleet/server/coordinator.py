@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fairfleet.common import wire
-from fairfleet.common.errors import Corrupted, FleetError, Revoked, WrongState, short
+from fairfleet.common.errors import FleetError, Refused, Revoked, WrongState, short
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds, selection
@@ -252,7 +252,10 @@ class Coordinator:
         if not self._round.takes_update_of(client):
             raise WrongState(f"client {client} was not asked to train in round {number}; ask for a new task")
         upload = self._intake.upload_for(announced)
-        await self._in_worker(upload.reopen)
+        if upload.path is None:
+            upload.reopen()  # no file, nothing to wait for
+        else:
+            await self._in_worker(upload.reopen)
         if not self._intake.holds(upload):
             upload.discard()
             raise WrongState(f"round {number} went on while the upload was opened; ask for a new task")
@@ -280,12 +283,14 @@ class Coordinator:
         self.traffic.received_bytes += sum(len(message) for message in messages)
         await self._in_worker(upload.take, token, messages)
 
-    async def complete(self, upload: Upload) -> Receipt:
-        """Makes a whole upload count, once; the receipt is given only when it is durable."""
+    async def complete(self, upload: Upload, token: bytes, rest: list[bytes]) -> Receipt:
+        """Makes an upload that is whole with these messages count, once; the receipt only when it is durable."""
+        self.traffic.received_bytes += sum(len(message) for message in rest)
         try:
-            await self._in_worker(upload.finish)
-        except Corrupted:
-            self._intake.drop(upload)
+            await self._in_worker(upload.finish, token, rest)
+        except Refused:
+            if upload.spoiled:
+                self._intake.drop(upload)
             raise
         return await self._whole(self._arrive(upload))
 
@@ -332,7 +337,8 @@ class Coordinator:
                 arrival.counted.set_result(True)
 
     def _add_row(self, client: str) -> None:
-        self._committer.add(client, self._intake.whole[client][1], self._round.asked)
+        round = self._round
+        self._committer.add(client, self._intake.whole[client][1], round.asked | round.received | round.lost)
         if self._gathering is None:
             loop = asyncio.get_running_loop()
             self._gathering = loop.call_later(GATHER_SECONDS, lambda: self._spawn(self._multiply()))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,6 +31,8 @@ from fairfleet.server.rounds import Event, Round, event_to_json, round_from_json
 
 SCHEMA_VERSION = 1
 DATABASE = "federation.db"
+VECTORS = ".optimizer.safetensors"
+FREE_MODEL = "free"  # the file of a model that is not kept any longer, for the next one
 
 metadata = sa.MetaData()
 meta = sa.Table("meta", metadata, sa.Column("key", sa.Text, primary_key=True), sa.Column("value", sa.Text))
@@ -116,6 +120,8 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._readers: Counter[str] = Counter()  # of model files
+        self._readers_lock = threading.Lock()
         self._lock = _claim(folder)
         try:
             self._engine = _engine(f"sqlite:///{folder / DATABASE}")
@@ -274,14 +280,25 @@ class Store:
         folder = self.folder / "models"
         folder.mkdir(exist_ok=True)
         path = folder / f"{version:08d}.safetensors"
-        write_durably(path, lambda beside: model.save(beside, version=str(version)))
+        write_durably(path, lambda beside: model.save(beside, version=str(version)), over=folder / FREE_MODEL)
         return str(path.relative_to(self.folder))
+
+    @contextmanager
+    def reading(self, model: StoredModel) -> Iterator[Path]:
+        """A model's file, which stays as it is meanwhile, even if the model is not kept any longer."""
+        with self._readers_lock:
+            self._readers[model.file] += 1
+        try:
+            yield self.folder / model.file
+        finally:
+            with self._readers_lock:
+                self._readers[model.file] -= 1
 
     def write_vectors(self, version: int, vectors: Mapping[str, NDArray[Any]]) -> str | None:
         """Puts what an optimizer remembers on the disk, beside the model of that version."""
         if not vectors:
             return None
-        path = self.folder / "models" / f"{version:08d}.optimizer.safetensors"
+        path = self.folder / "models" / f"{version:08d}{VECTORS}"
         write_durably(path, lambda beside: save_file(dict(vectors), beside))
         return str(path.relative_to(self.folder))
 
@@ -309,13 +326,21 @@ class Store:
     def retire_round(self, version: int, keep: int) -> None:
         """After the commit of a version: one model is too old to be kept, and its round's updates are in the model.
 
-        Their files are not deleted but written over by later updates: blocks that are there need not be found again.
+        Their files are not deleted but written over by later ones: blocks that are there need not be found again.
         """
         for path in (self.folder / "models").glob(f"{version - keep:08d}.*"):
-            path.unlink(missing_ok=True)
+            self._retire_model(path)
         uploads = self.folder / "uploads"
         for number, path in enumerate(uploads.glob(f"{_round_prefix(version - 1)}*")):
             os.replace(path, uploads / f"free-{version}-{number}")
+
+    def _retire_model(self, path: Path) -> None:
+        with self._readers_lock:
+            being_read = self._readers[str(path.relative_to(self.folder))] > 0
+            if being_read or path.stat().st_nlink > 1 or path.name.endswith(VECTORS):  # or in a backup of hard links
+                path.unlink()
+            else:
+                os.replace(path, path.with_name(FREE_MODEL))
 
     def upload_path(self, round_number: int, client: str, digest: bytes) -> Path:
         """Where an update is kept: a file of its own, new or used."""
