@@ -63,3 +63,14 @@ def test_an_upload_that_is_not_what_was_announced_is_spoiled_and_one_cut_short_i
     with pytest.raises(Corrupted, match="announced was 0000"):
         one.finish(one.reopen(), messages)
     assert one.spoiled
+
+
+def test_a_stream_whose_token_was_taken_away_can_neither_write_nor_finish(tmp_path: Path) -> None:
+    one, messages = upload(tmp_path / "u")
+    token = one.reopen()
+    one.take(token, messages)
+    one.close()
+    for rest in (messages, []):
+        with pytest.raises(WrongState, match="opened again elsewhere"):
+            one.finish(token, rest)
+    one.finish(one.reopen())

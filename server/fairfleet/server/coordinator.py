@@ -153,6 +153,7 @@ class Coordinator:
     async def join(self, member: Member) -> Session:
         self._refuse_revoked(member.client)
         session = self.sessions.join(member, self._now())
+        self._intake.close(member.client)
         self._roster.wake(member.client)  # a poll of the session that was just superseded learns of it
         log.info("client %s joined (%s, %d samples)", member.client, short(member.device), member.train_samples)
         joined = pb.ClientJoined(client=member.client, device=member.device, train_samples=member.train_samples)
@@ -369,7 +370,10 @@ class Coordinator:
         self._revoked[client] = reason
         self._intake.drop_of(client)
         if session := self.sessions.get(client):
-            await self._gone(session, "revoked")
+            self._part(session, "revoked")
+        self._roster.release([client])
+        await self._record(rounds.ClientRevoked(client))
+        self._check_all_told()
 
     def _refuse_revoked(self, client: str) -> None:
         if client in self._revoked:
@@ -451,15 +455,17 @@ class Coordinator:
             case rounds.Train(clients):
                 if round.attempt == 0:
                     self._asked_at = self._now()
-                self._set_deadline(self.settings.round.deadline_seconds)
+                self._set_deadline(self._patience(round.phase))
                 self._roster.assign("train", round.number, round.attempt, clients, self._ends)
                 started = pb.RoundStarted(clients=sorted(clients), attempt=round.attempt, received=len(round.received))
                 self._emit(round_started=started)
             case rounds.Evaluate(clients):
-                self._set_deadline(self.settings.round.evaluation_deadline_seconds)
+                self._set_deadline(self._patience(round.phase))
                 self._roster.assign("evaluate", round.number, round.attempt, clients, self._ends)
                 self._evaluation = pb.EvaluationFinished(asked=len(clients))
                 self._emit(evaluation_started=pb.EvaluationStarted(clients=sorted(clients)))
+            case rounds.Wait():
+                self._set_deadline(self._patience(round.phase))
             case rounds.Release(clients):
                 self._roster.release(clients)
                 for client in clients:
@@ -474,6 +480,10 @@ class Coordinator:
                 self._check_all_told()
                 self._emit(federation_finished=pb.FederationFinished(reason=reason))
 
+    def _patience(self, phase: Phase) -> float:
+        wanted = self.settings.round
+        return wanted.evaluation_deadline_seconds if phase is Phase.EVALUATING else wanted.deadline_seconds
+
     def _set_deadline(self, seconds: float) -> None:
         if self._deadline:
             self._deadline.cancel()
@@ -484,10 +494,10 @@ class Coordinator:
 
     async def _deadline_passed(self, number: int, event: rounds.DeadlinePassed) -> None:
         async with self._lock:
-            if self._round.number != number or not self._round.asked:
+            if self._round.number != number:
                 return
-            late = ", ".join(sorted(self._round.asked))
-            log.warning("round %d: the deadline passed without %s", number, short(late, 200))
+            if late := self._round.asked | self._round.lost:
+                log.warning("round %d: the deadline passed without %s", number, short(", ".join(sorted(late)), 200))
             await self._apply(event)
 
     async def _aggregate(self, clients: frozenset[str]) -> None:
@@ -522,12 +532,15 @@ class Coordinator:
         await self._record(rounds.ClientLost(client))  # it may just be being chosen: only under the lock is that known
 
     async def _gone(self, session: Session, reason: str) -> None:
+        self._part(session, reason)
+        await self._lost(session.client)
+        self._check_all_told()
+
+    def _part(self, session: Session, reason: str) -> None:
         self.sessions.remove(session)
         self._roster.wake(session.client)
         log.info("client %s is gone: %s", session.client, short(reason))
         self._emit(client_gone=pb.ClientGone(client=session.client, reason=reason, connected=len(self.sessions)))
-        await self._lost(session.client)
-        self._check_all_told()
 
     def _check_all_told(self) -> None:
         if self._round.phase is Phase.FINISHED and not len(self.sessions):

@@ -7,6 +7,9 @@ server takes the stored round and only has to carry out the last actions again (
     waiting ──ClientsChosen──▶ training ──enough updates──▶ aggregating ──ModelStored──▶ evaluating, if due
        ▲                          │                                                          │
        └── quorum missed: attempt + 1, same model, what came in stays ◀┘      next round ◀───┘
+
+A round that missed its quorum waits for more clients, but not for ever: when the deadline passes again, the minimum
+of clients that a round needs at all suffices.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ class Policy:
     rounds: int  # the federation ends after so many
     quorum: float = 0.8  # share of a round's clients whose updates suffice at the deadline
     evaluate_every: int = 0  # rounds; the last model is evaluated too; 0: never
+    minimum_clients: int = 1  # with fewer no round begins, and none ends
 
     def evaluation_due(self, version: int, last: bool) -> bool:
         return self.evaluate_every > 0 and (last or version % self.evaluate_every == 0)
@@ -91,6 +95,13 @@ class ClientLost:
 
 
 @dataclass(frozen=True)
+class ClientRevoked:
+    """It will never come back: nobody waits for it any more."""
+
+    client: str
+
+
+@dataclass(frozen=True)
 class DeadlinePassed:
     attempt: int
 
@@ -120,6 +131,7 @@ Event = (
     | UpdateStored
     | Evaluated
     | ClientLost
+    | ClientRevoked
     | DeadlinePassed
     | ModelStored
     | Paused
@@ -142,6 +154,11 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """For clients, until the deadline."""
+
+
+@dataclass(frozen=True)
 class Release:
     """Their results are no longer wanted."""
 
@@ -158,7 +175,7 @@ class Finish:
     reason: str
 
 
-Action = Train | Evaluate | Release | Aggregate | Finish
+Action = Train | Evaluate | Wait | Release | Aggregate | Finish
 
 
 class IllegalEvent(Bug):
@@ -180,30 +197,38 @@ def step(round: Round, event: Event, policy: Policy) -> tuple[Round, tuple[Actio
             return _settle(taken, policy)
         case ((Phase.WAITING | Phase.TRAINING), ClientLost(client)) if client in round.asked:
             return _settle(replace(round, asked=round.asked - {client}, lost=round.lost | {client}), policy)
+        case ((Phase.WAITING | Phase.TRAINING), ClientRevoked(client)) if client in round.asked | round.lost:
+            left = replace(round, asked=round.asked - {client}, lost=round.lost - {client}, wanted=round.wanted - 1)
+            return _settle(left, policy)
         case Phase.TRAINING, DeadlinePassed(attempt) if attempt == round.attempt:
-            return _settle(replace(round, phase=Phase.WAITING, attempt=attempt + 1), policy)
+            return _aggregate(round) if round.enough(policy) else _wait_for_more(round)
+        case Phase.WAITING, DeadlinePassed(attempt) if attempt == round.attempt and round.received:
+            suffices = len(round.received) >= policy.minimum_clients
+            return _aggregate(round) if suffices else (round, (Wait(),))
         case Phase.AGGREGATING, ModelStored(version) if version == round.number + 1:
             return _after_commit(round, policy)
         case Phase.EVALUATING, ClientsChosen(clients) if not round.asked:
             chosen = replace(round, asked=clients)
             return (chosen, (Evaluate(clients),)) if clients else _after_evaluation(chosen, policy)
-        case Phase.EVALUATING, (Evaluated(client) | ClientLost(client)) if client in round.asked:
+        case Phase.EVALUATING, (Evaluated(client) | ClientLost(client) | ClientRevoked(client)) if (
+            client in round.asked
+        ):
             left = replace(round, asked=round.asked - {client})
             return (left, ()) if left.asked else _after_evaluation(left, policy)
-        case Phase.EVALUATING, DeadlinePassed(attempt) if attempt == round.attempt and round.asked:
+        case Phase.EVALUATING, DeadlinePassed(attempt) if attempt == round.attempt:
             after, actions = _after_evaluation(replace(round, asked=NOBODY), policy)
-            return after, (Release(round.asked), *actions)
-        case Phase.FINISHED, (Paused() | Resumed() | StopRequested() | ClientLost()):
+            return after, (*_released(round), *actions)
+        case Phase.FINISHED, (Paused() | Resumed() | StopRequested()):
             return round, ()
         case _, Paused():
             return replace(round, paused=True), ()
         case _, Resumed():
             return replace(round, paused=False), ()
-        case Phase.WAITING, StopRequested(reason) if not round.asked and not round.received:
+        case ((Phase.WAITING | Phase.EVALUATING), StopRequested(reason)) if not round.asked and not round.received:
             return _finished(round, reason)
         case _, StopRequested(reason):
             return replace(round, stopping=reason), ()
-        case _, (UpdateStored(client) | ClientLost(client)) if client not in round.asked:
+        case _, (UpdateStored(client) | ClientLost(client) | ClientRevoked(client)) if client not in round.asked:
             return round, ()  # a repetition, or somebody this round does not wait for
         case _, (DeadlinePassed() | Evaluated()):
             return round, ()  # of an attempt or an evaluation that is over
@@ -220,21 +245,30 @@ def _settle(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
     if round.phase is Phase.TRAINING and round.asked:
         return round, ()
     if round.enough(policy):
-        done = replace(round, phase=Phase.AGGREGATING, asked=NOBODY, lost=round.lost | round.asked)
-        release = (Release(round.asked),) if round.asked else ()
-        return done, (*release, Aggregate(done.received))
+        return _aggregate(round)
     if round.stopping and not round.asked and not round.received:
         return _finished(round, round.stopping)  # there is nothing to finish first
-    if round.phase is Phase.TRAINING:
-        return replace(round, phase=Phase.WAITING, attempt=round.attempt + 1), ()
-    return round, ()
+    return _wait_for_more(round) if round.phase is Phase.TRAINING else (round, ())
+
+
+def _aggregate(round: Round) -> tuple[Round, tuple[Action, ...]]:
+    done = replace(round, phase=Phase.AGGREGATING, asked=NOBODY, lost=round.lost | round.asked)
+    return done, (*_released(round), Aggregate(done.received))
+
+
+def _wait_for_more(round: Round) -> tuple[Round, tuple[Action, ...]]:
+    return replace(round, phase=Phase.WAITING, attempt=round.attempt + 1), (Wait(),)
+
+
+def _released(round: Round) -> tuple[Action, ...]:
+    return (Release(round.asked),) if round.asked else ()
 
 
 def _after_commit(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
     version = round.number + 1
     last = version >= policy.rounds or bool(round.stopping)
     if policy.evaluation_due(version, last):
-        return Round(version, Phase.EVALUATING, paused=round.paused, stopping=round.stopping), ()
+        return Round(version, Phase.EVALUATING, paused=round.paused, stopping=round.stopping), (Wait(),)
     return _next(Round(version, paused=round.paused, stopping=round.stopping), policy)
 
 
@@ -303,7 +337,9 @@ def resume(round: Round, policy: Policy, stored: Clients) -> tuple[Round, tuple[
         case Phase.TRAINING | Phase.WAITING if round.asked:
             return round, (Train(round.asked),)
         case Phase.WAITING if round.received:
-            return _settle(round, policy)
+            return _aggregate(round) if round.enough(policy) else (round, (Wait(),))
+        case Phase.EVALUATING:
+            return round, (Wait(),)
         case Phase.WAITING:
             return _next(round, policy)
     return round, ()

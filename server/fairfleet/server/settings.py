@@ -106,4 +106,5 @@ class ServerSettings(Settings):
         return self.plan.model_copy(update={PLAN_FIELDS[key]: value for key, value in made.plan.items()})
 
     def policy(self) -> Policy:
-        return Policy(self.rounds, self.round.quorum, self.round.evaluate_every)
+        wanted = self.round
+        return Policy(self.rounds, wanted.quorum, wanted.evaluate_every, wanted.minimum_clients)

@@ -71,8 +71,7 @@ class Upload:
 
     def _take(self, token: bytes, messages: Iterable[bytes]) -> None:
         for message in messages:
-            if token != self.token:
-                raise WrongState("this upload was opened again elsewhere; open it again to go on")
+            self._check(token)
             self._decoder.take(message)
             if self.offset_bytes > self.announced.size_bytes:
                 raise BadRequest(
@@ -86,10 +85,9 @@ class Upload:
         """With the rest everything came and is what was announced; it is on the disk when this returns."""
         with self._busy:
             self._take(token, rest)
+            self._check(token)
             if self._finished:
                 return  # the stream that came before was cut off just then
-            if self._given_up:
-                raise WrongState("this upload was given up by the server; ask for a new task")
             if self.offset_bytes != self.announced.size_bytes:
                 raise OutOfOrder(
                     f"the stream ended after {self.offset_bytes} of {self.announced.size_bytes} bytes; "
@@ -105,6 +103,16 @@ class Upload:
                 sync_folder(self.path.parent)
                 self._file.close()
             self._finished = True
+
+    def _check(self, token: bytes) -> None:
+        if self._given_up:
+            raise WrongState("this upload was given up by the server; ask for a new task")
+        if token != self.token:
+            raise WrongState("this upload was opened again elsewhere; open it again to go on")
+
+    def close(self) -> None:
+        """To the stream that holds its token: whoever goes on must open it again."""
+        self.token = b""
 
     def discard(self) -> None:
         """Ends it for good: no stream can write any more."""
