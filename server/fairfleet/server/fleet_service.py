@@ -75,7 +75,7 @@ class FleetService:
         if coordinator.round.phase is Phase.FINISHED:
             coordinator.told_finished(request.session)
             return pb.NextTaskResponse(finished=pb.Finished(reason=coordinator.round.stopping))
-        return pb.NextTaskResponse(wait=pb.Wait())
+        return pb.NextTaskResponse(wait=pb.Wait(retry_after_seconds=coordinator.send_away(request.session)))
 
     def _task(self, session: str, assignment: Assignment) -> pb.NextTaskResponse:
         coordinator, publication = self._coordinator, self._coordinator.publication
