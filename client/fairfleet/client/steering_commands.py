@@ -91,7 +91,7 @@ def rounds(
         for record in found:
             print(json.dumps(_round_json(record)))
         return
-    table = Table("round", *OF_A_ROUND, box=box.SIMPLE)
+    table = Table("round", *OF_A_ROUND, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for record in found:
         table.add_row(str(record.round), *_round_cells(record))
     Console(highlight=False).print(table)
@@ -113,7 +113,7 @@ def clients(server: Server = LOCAL, as_json: Json = False) -> None:
             fields = MessageToDict(record, preserving_proto_field_name=True)
             print(json.dumps({**fields, "state": STATES[record.state]}))
         return
-    table = Table("client", *OF_A_CLIENT, box=box.SIMPLE)
+    table = Table("client", *OF_A_CLIENT, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for record in found:
         table.add_row(record.client, *_client_cells(record))
     Console(highlight=False).print(table)
