@@ -105,7 +105,7 @@ async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> 
 @contextlib.asynccontextmanager
 async def _monitored(coordinator: Coordinator, store: Store, http: Http) -> AsyncIterator[tuple[Monitoring, str]]:
     """Answers over HTTP from the first moment to the last, also while the coordinator starts and stops."""
-    disable_created_metrics()  # one more series per counter, which nothing here reads
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series per counter, which nothing here reads
     monitoring = Monitoring(coordinator, store)
     endpoint = HttpEndpoint(http.host, http.port, monitoring.page)
     endpoint.start()
