@@ -36,9 +36,8 @@ class Deployment:
         return self.engine.run("compose", *words, seconds=seconds, **self._variables)
 
     def up(self, clients: int) -> None:
-        self.compose(
-            "up", "--detach", "--wait", "--no-build", "--no-recreate", "--scale", f"client={clients}", *SERVICES
-        )
+        how = ("--detach", "--wait", "--no-build", "--no-recreate", "--scale", f"client={clients}")
+        self.compose("up", *how, *SERVICES)
 
     # ---- containers ----------------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
-"""A Docker engine to test with: the machine's own if it answers, else one that we start and end, in a folder of its own.
+"""A Docker engine to test with: the machine's own if it answers, else one of ours, in a folder of its own.
 
 Where no engine can run, `NoEngine` says why. What is slow to make (base image, layers, plugins) is kept between runs.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -62,7 +63,7 @@ def engine() -> Iterator[Engine]:
             raise NoEngine("the Docker engine here has no compose v2 or no buildx")
         yield found
     else:
-        with _own_engine(_cache()) as started:
+        with _cache() as cache, _own_engine(cache) as started:
             yield started
 
 
@@ -73,9 +74,8 @@ def _own_engine(cache: Path) -> Iterator[Engine]:
     if os.getuid() != 0:
         raise NoEngine("no Docker engine answers, and only root can start one")
     config = cache / "config"
-    done = subprocess.run(
-        [ROOT / "scripts/install-docker-plugins", config], capture_output=True, text=True, check=False
-    )
+    install = [ROOT / "scripts/install-docker-plugins", config]
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NoEngine(f"compose and buildx cannot be had: {done.stderr[-300:]}")
     with tempfile.TemporaryDirectory(prefix="ff-") as folder:  # a socket's path must be short
@@ -99,10 +99,14 @@ def _own_engine(cache: Path) -> Iterator[Engine]:
             process.wait(60)
 
 
-def _cache() -> Path:
+@contextmanager
+def _cache() -> Iterator[Path]:
+    """What is kept between runs; one run at a time has it."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fairfleet-containers"
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    with (folder / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
 
 
 def base_image(engine: Engine) -> str:
@@ -123,13 +127,10 @@ def base_image(engine: Engine) -> str:
 
 def _make_base(tar: Path) -> None:
     """Debian and its Python; without the package sources of this machine, manuals and translations."""
-    sites = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(SITE)"], capture_output=True, text=True, check=True
-    )
-    archive = next(site for site in sites.stdout.split() if "security" not in site)
-    unwanted = [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("doc", "man", "locale")]
-    emptied = '--customize-hook=rm -rf "$1"/etc/apt/sources.list* "$1"/etc/resolv.conf'
-    subprocess.run(
-        ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", *unwanted, emptied, DEBIAN, tar, archive],
-        check=True, timeout=900,
-    )  # fmt: skip
+    ask = ["apt-get", "indextargets", "--format", "$(SITE)"]
+    sites = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
+    archive = next(site for site in sites if "security" not in site)
+    options = [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("doc", "man", "locale")]
+    options.append('--customize-hook=rm -rf "$1"/etc/apt/sources.list* "$1"/etc/resolv.conf')
+    make = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", *options, DEBIAN, tar, archive]
+    subprocess.run(make, check=True, timeout=900)

@@ -125,7 +125,7 @@ def prometheus_saw_it(prometheus: Prometheus, fleet: Deployment) -> None:
         (found,) = prometheus.query(expression).values()
         return found
 
-    assert value('max_over_time(fairfleet_clients{state="gone"}[10m])') == 1
+    assert value('max_over_time(fairfleet_clients{state="gone"}[10m])') >= 1
     assert value('resets(fairfleet_updates_total{outcome="counted"}[10m])') == 1, "the server's restart"
     assert value("min_over_time(fairfleet_model_version[10m])") < value("fairfleet_model_version") <= fleet.version()
     assert value("max_over_time(fairfleet_history_stand_ins_total[10m])") >= 2

@@ -27,10 +27,9 @@ def test_nobody_in_an_image_is_root_and_it_has_no_compiler(docker: Engine, targe
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_nothing_of_the_build_is_left_in_an_image(docker: Engine, target: str) -> None:
-    look = (
-        "for left in /src /wheel /wheels /run/secrets/ca.pem; do test ! -e $left || echo $left; done; cat /etc/pip.conf"
-    )
-    assert inside(docker, target, "sh", "-c", look + " 2>/dev/null || true") == ""
+    places = "/src /wanted /wheel /wheels /mnt/* /run/secrets/* /etc/pip.conf /root/.cache"
+    look = f"for left in {places}; do test ! -e $left || echo $left; done"
+    assert inside(docker, target, "sh", "-c", look) == ""
 
 
 @pytest.mark.parametrize("target", TARGETS)
