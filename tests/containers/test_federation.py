@@ -96,12 +96,13 @@ def a_client_that_was_cut_off_comes_back(fleet: Deployment) -> None:
 
 
 def the_metrics_tell_the_story(fleet: Deployment) -> None:
-    found = fleet.metrics()
+    """The same as the records of the rounds; whoever was lost while evaluating is in no round's record."""
+    found, records = fleet.metrics(), fleet.rounds()
     assert found[series("fairfleet_clients", state="gone")] == 0
-    assert found[series("fairfleet_updates_total", outcome="missed")] >= 2
-    assert found[series("fairfleet_history_stand_ins_total")] >= 2
-    assert found[series("fairfleet_client_departures_total")] == 2
-    assert found[series("fairfleet_client_joins_total")] == 5
+    assert found[series("fairfleet_client_joins_total")] >= 5
+    assert found[series("fairfleet_client_departures_total")] >= 2
+    assert found[series("fairfleet_updates_total", outcome="missed")] == sum(len(r.dropped) for r in records)
+    assert found[series("fairfleet_history_stand_ins_total")] == sum(len(stood_in(r)) for r in records) >= 2
     assert found[series("fairfleet_history_rows")] == 3
     assert found[series("fairfleet_evaluation_clients")] >= 2
     assert 0 < found[series("fairfleet_accuracy_ratio", statistic="min")] <= 1
