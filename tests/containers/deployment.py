@@ -110,5 +110,6 @@ def deployed(engine: Engine, clients: int) -> Iterator[Deployment]:
         deployment.up(clients)
         yield deployment
     finally:
-        print(deployment.compose("logs", "--no-color", "--tail", "100"))  # pytest shows it when the test fails
+        told = engine.attempt("compose", "--project-name", deployment.project, "logs", "--no-color", "--tail", "50")
+        print(told.stdout)  # pytest shows it when the test fails
         deployment.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")

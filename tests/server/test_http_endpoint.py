@@ -15,6 +15,8 @@ from tests.e2e.scraping import get
 async def echo(path: str, accept: str) -> Page:
     if path == "/hang":
         time.sleep(1.0)  # noqa: ASYNC251  # the loop hangs: that is the point
+    if path == "/fail":
+        raise RuntimeError("this page always fails")
     return Page(HTTPStatus.OK, path.encode())
 
 
@@ -38,6 +40,10 @@ def test_it_listens_on_ipv6_too() -> None:
 def test_an_event_loop_that_is_stuck_is_told_of_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_endpoint, "LOOP_SECONDS", 0.1)
     assert asyncio.run(ask("/hang"))[0] == 503
+
+
+def test_a_page_that_fails_is_our_fault_and_told_so() -> None:
+    assert asyncio.run(ask("/fail"))[0] == 500
 
 
 def test_nothing_listens_after_the_stop() -> None:

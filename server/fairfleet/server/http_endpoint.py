@@ -20,6 +20,7 @@ from fairfleet.common.errors import UsageError
 log = logging.getLogger(__name__)
 
 LOOP_SECONDS = 5.0  # for the event loop to compute a page; else it is stuck
+STOP_SECONDS = 0.1  # within which a stop is noticed
 IDLE_SECONDS = 30.0  # for a caller to say something
 PLAIN = "text/plain; charset=utf-8"
 
@@ -46,9 +47,13 @@ class HttpEndpoint:
             except TimeoutError:
                 answer.cancel()
                 return Page(HTTPStatus.SERVICE_UNAVAILABLE, b"the event loop is stuck\n")
+            except Exception:
+                log.exception("cannot answer %s", path)
+                return Page(HTTPStatus.INTERNAL_SERVER_ERROR, b"failed; see the log\n")
 
         self._server = _bind(host, port, ask)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+        serve = self._server.serve_forever
+        self._thread = threading.Thread(target=serve, args=(STOP_SECONDS,), name="http", daemon=True)
 
     @property
     def url(self) -> str:
