@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ def test_a_federation_in_containers_goes_on_through_kills_cuts_and_restarts(flee
         a_client_that_was_cut_off_comes_back(fleet)
         the_metrics_tell_the_story(fleet)
         a_restarted_server_goes_on_where_it_was(fleet)
+        clients_restarted_all_at_once_are_the_same_clients(fleet)
         wait_for_rounds(fleet, 20)
         prometheus_saw_it(prometheus, fleet)
     who_is_stopped_leaves_and_ends_well(fleet)
@@ -59,6 +61,8 @@ def watched(fleet: Deployment, folder: Path) -> Prometheus:
 
 
 def each_replica_has_an_identity_and_data_of_its_own(fleet: Deployment) -> None:
+    said = json.loads(fleet.compose("exec", "--no-TTY", "server", "fairfleet", "status", "--json"))
+    assert {client["client"] for client in said["clients"]} == EVERYBODY
     shards = list(digits.partition(*digits.images()).values())
     samples = {name: record.train_samples for name, record in fleet.clients().items()}
     assert samples == {f"client-{place}": len(shards[place].train_labels) for place in range(3)}
@@ -117,6 +121,13 @@ def a_restarted_server_goes_on_where_it_was(fleet: Deployment) -> None:
     wait_for_a_round_with_everybody(fleet)
     numbers = [record.round for record in fleet.rounds()]
     assert numbers == list(range(len(numbers))), "every round once, none lost"
+
+
+def clients_restarted_all_at_once_are_the_same_clients(fleet: Deployment) -> None:
+    fleet.compose("restart", "client")
+    wait_for_a_round_with_everybody(fleet)
+    assert {fleet.name_of(container) for container in fleet.containers("client")} == EVERYBODY
+    assert set(fleet.clients()) == EVERYBODY, "nobody took a new name"
 
 
 def prometheus_saw_it(prometheus: Prometheus, fleet: Deployment) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.engine import Engine, base_image
+from tests.containers.engine import ROOT, Engine, base_image
 from tests.containers.images import TARGETS, build_images
 
 pytestmark = pytest.mark.containers
@@ -46,6 +46,12 @@ def test_torch_is_in_the_client_image_alone_and_works_there(docker: Engine) -> N
     task = ("--task", "fairfleet.lab.digits:torch_mlp", "-o", "shard=9", "-o", "data=/opt/digits")
     said = inside(docker, "client", "fairfleet", "init", *task, "--output", "/model/mlp.safetensors")
     assert "2,410 parameters" in said
+
+
+def test_a_task_of_ones_own_is_found_where_it_is_mounted(docker: Engine) -> None:
+    mount = ("--volume", f"{ROOT / 'tests' / 'e2e'}:/tasks:ro", "--network", "none", "--rm")
+    said = docker.run("run", *mount, "fairfleet-client-lite", "init", "--task", "tasks:shift", "--output", "/model/m")
+    assert "1,003 parameters" in said
 
 
 def test_a_server_without_a_model_says_what_to_do(docker: Engine) -> None:
