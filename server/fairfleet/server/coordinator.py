@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fairfleet.common import wire
@@ -28,6 +28,7 @@ from fairfleet.server.intake import Intake
 from fairfleet.server.publication import Publication
 from fairfleet.server.roster import POLL_SECONDS, Assignment, Roster
 from fairfleet.server.rounds import Phase, Round
+from fairfleet.server.rules.base import PastRow
 from fairfleet.server.scheduling import Scheduler
 from fairfleet.server.sessions import Member, Session, Sessions
 from fairfleet.server.settings import ServerSettings
@@ -64,6 +65,7 @@ class Arrival:
 class Traffic:
     received_bytes: int = 0
     sent_bytes: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)  # of updates: late, repeated, refused
 
 
 class Coordinator:
@@ -148,6 +150,14 @@ class Coordinator:
     @property
     def uptime_seconds(self) -> float:
         return self._now() - self._started
+
+    @property
+    def revoked(self) -> Set[str]:
+        return self._revoked.keys()
+
+    def past_rows(self) -> list[PastRow]:
+        """The history: whose row of which round is kept."""
+        return self._committer.past_rows()
 
     def missing_clients(self) -> int:
         waiting = self._round.phase is Phase.WAITING

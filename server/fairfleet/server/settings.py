@@ -77,6 +77,11 @@ class Limits(Part):
     upload_bytes: PositiveInt | None = Field(default=None, description="of one update; default: what raw32 needs")
 
 
+class Http(Part):
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to serve /metrics, /healthz, /readyz on")
+    port: int = Field(default=8441, ge=0, le=65535, description="0 takes a free one")
+
+
 class Named(BaseModel):
     """A rule or an optimizer by name, with whatever parameters it has."""
 
@@ -91,6 +96,7 @@ class Named(BaseModel):
 class ServerSettings(Settings):
     name: str = Field(default="federation", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     listen: str = Field(default="127.0.0.1:8440", description="host:port; port 0 takes a free one")
+    http: Http = Http()
     state_dir: Path = Path("fairfleet-state")
     model: Path | None = Field(default=None, description="initial .safetensors; only for a new state directory")
     rounds: PositiveInt = 100

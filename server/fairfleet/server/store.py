@@ -405,6 +405,15 @@ class Store:
                     found[version][client] = accuracy
         return dict(found)
 
+    def evaluated_versions(self, last: int, count: int) -> list[int]:
+        """The newest versions, up to `last`, that some client has evaluated; newest first."""
+        query = sa.select(evaluations.c.version).where(
+            evaluations.c.version <= last, evaluations.c.evaluation.is_not(None)
+        )
+        query = query.distinct().order_by(evaluations.c.version.desc()).limit(count)
+        with self._reading() as connection:
+            return list(connection.scalars(query))
+
     def newest_evaluations(self) -> dict[str, tuple[int, Evaluation]]:
         newest = sa.select(evaluations.c.client, sa.func.max(evaluations.c.version).label("version")).where(
             evaluations.c.evaluation.is_not(None)
