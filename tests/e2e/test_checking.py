@@ -72,7 +72,7 @@ DAMAGE = {
     ),
     "a record of another model": (
         sql("update models set digest = 'ab' where version = 1"),
-        "round 0 speaks of another",
+        "round 0 speaks of",
     ),
 }
 

@@ -109,7 +109,5 @@ def _journal(store: Store) -> list[str]:
     digests = store.model_digests()
     for round_number, record in records.items():
         if bytes.fromhex(record["digest"]) != digests.get(round_number + 1):
-            problems.append(
-                f"the record of round {round_number} speaks of another model than version {round_number + 1}"
-            )
+            problems.append(f"round {round_number} speaks of another model than version {round_number + 1}")
     return problems
