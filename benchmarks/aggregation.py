@@ -29,6 +29,7 @@ import numpy as np
 
 from fairfleet.server.aggregation import Aggregation
 from fairfleet.server.blocks import Row
+from fairfleet.server.gram_many import kernel_for
 from fairfleet.server.rules import Recipe, Report, listings, recipe
 
 SAME_AS = {"fedprox", "ditto", "mgda_prox", "fedadam", "fedyogi", "fedadagrad"}  # another rule with a plan or optimizer
@@ -72,7 +73,7 @@ class Bench:
         return self.weights @ self.matrix
 
     def whole(self, made: Recipe) -> Aggregation:
-        work = Aggregation(made, self.layers)
+        work = Aggregation(made, self.layers, kernel=kernel_for(len(self.rows)))  # as `aggregate` does
         work.extend(self.rows)
         work.direction(self.reports)
         return work

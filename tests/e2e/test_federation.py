@@ -253,3 +253,19 @@ def test_an_operator_pauses_resumes_and_stops(fleet: Fleet) -> None:
     operator.Stop(pb.StopRequest(reason="enough"))
     assert set(fleet.wait_clients().values()) == {0}
     fleet.prove(fleet.version())
+
+
+def test_a_revoked_client_is_out_at_once_and_for_good(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server(rounds=10_000, round__minimum_clients=2)
+    for name in ("a", "b", "mallory"):
+        fleet.start_client(name)
+    fleet.wait_for_version(1)
+    fleet.operator().Revoke(pb.RevokeRequest(client="mallory", reason="sends nonsense"))
+    assert fleet.clients["mallory"].wait(20) == 4
+    assert "mallory was revoked: sends nonsense" in fleet.log("mallory.log")
+    fleet.start_client("mallory")
+    assert fleet.clients["mallory"].wait(20) == 4
+    version = fleet.version()
+    fleet.wait_for_version(version + 2)
+    assert {c["client"] for c in fleet.records()[-1]["contributions"]} == {"a", "b"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from fairfleet.server.committing import Committed, Committer
 from fairfleet.server.publication import Publication
 from fairfleet.server.rounds import ModelStored, Phase, Round
 from fairfleet.server.rules import listings, recipe
-from fairfleet.server.store import Store, StoredUpdate
+from fairfleet.server.store import FREE_MODEL, Store, StoredUpdate
 
 CLIENTS = ("ann", "bob", "cem", "dia", "eve")
 ROUNDS = 6
@@ -128,8 +129,26 @@ def test_old_models_and_optimizer_vectors_are_deleted_with_their_versions(shops:
         shop.run_round(number)
         shop.store.retire_round(number + 1, keep=2)
     files = sorted(path.name for path in (shop.store.folder / "models").iterdir())
-    assert files == [f"{v:08d}.{kind}" for v in (5, 6) for kind in ("optimizer.safetensors", "safetensors")]
+    kept = [f"{v:08d}.{kind}" for v in (5, 6) for kind in ("optimizer.safetensors", "safetensors")]
+    assert files == [*kept, FREE_MODEL]
     assert shop.store.model(4) is None
+
+
+@pytest.mark.parametrize("rule", ["fedavg"])
+def test_a_model_that_is_being_read_or_is_in_a_backup_is_not_written_over(shops: tuple[Shop, Shop]) -> None:
+    shop, folder = shops[0], shops[0].store.folder / "models"
+    shop.run_round(0)
+    found, backup = shop.store.model(1), shop.store.folder / "backup"
+    os.link(folder / "00000000.safetensors", backup)
+    first = backup.read_bytes()
+    assert found is not None
+    with shop.store.reading(found) as path, open(path, "rb") as file:
+        second = path.read_bytes()
+        for number in range(1, 5):
+            shop.store.retire_round(number, keep=1)
+            shop.run_round(number)
+        assert file.read() == second
+    assert backup.read_bytes() == first
 
 
 @pytest.mark.parametrize("rule", ["adafedadam"])

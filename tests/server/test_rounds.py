@@ -13,6 +13,7 @@ from fairfleet.server.rounds import (
     ALL_ROUNDS_DONE,
     Aggregate,
     ClientLost,
+    ClientRevoked,
     ClientsChosen,
     DeadlinePassed,
     Evaluate,
@@ -30,6 +31,7 @@ from fairfleet.server.rounds import (
     StopRequested,
     Train,
     UpdateStored,
+    Wait,
     event_from_json,
     event_to_json,
     resume,
@@ -63,6 +65,13 @@ def test_the_deadline_takes_a_quorum_and_releases_the_rest() -> None:
     done, actions = step(training, DeadlinePassed(0), POLICY)
     assert actions == (Release(people("c", "d")), Aggregate(people("a", "b")))
     assert done.lost == people("c", "d")
+
+
+def test_the_first_enough_of_those_asked_end_the_round() -> None:
+    begun = after(Round(0), ClientsChosen(people("a", "b", "c"), wanted=2), UpdateStored("c"))
+    assert begun.phase is Phase.TRAINING
+    done, actions = step(begun, UpdateStored("a"), POLICY)
+    assert (done.phase, actions) == (Phase.AGGREGATING, (Release(people("b")), Aggregate(people("a", "c"))))
 
 
 def test_a_missed_quorum_keeps_what_came_in_and_asks_more() -> None:
@@ -119,6 +128,41 @@ def test_an_evaluation_deadline_releases_the_silent() -> None:
     assert (round.phase, actions) == (Phase.WAITING, (Release(people("a", "b")),))
 
 
+def test_an_evaluation_does_not_wait_for_ever_for_clients() -> None:
+    committed, actions = step(
+        Round(2, Phase.AGGREGATING, received=people("a")), ModelStored(3), Policy(3, evaluate_every=1)
+    )
+    assert (committed.phase, actions) == (Phase.EVALUATING, (Wait(),))
+    assert after(committed, DeadlinePassed(0)).phase is Phase.FINISHED
+    assert after(Round(2, Phase.EVALUATING), StopRequested("enough")).phase is Phase.FINISHED
+
+
+def test_a_missed_quorum_is_waited_for_until_the_next_deadline_then_the_minimum_suffices() -> None:
+    policy = Policy(rounds=3, quorum=1.0, minimum_clients=2)
+    training = after(Round(0), ClientsChosen(people("a", "b", "c")), UpdateStored("a"), policy=policy)
+    short, actions = step(after(training, ClientLost("b"), policy=policy), ClientLost("c"), policy)
+    assert (short.phase, actions) == (Phase.WAITING, (Wait(),))
+    assert step(short, DeadlinePassed(1), policy) == (short, (Wait(),))  # one is too few
+    two = after(short, UpdateStored("b"), policy=policy)
+    assert two.phase is Phase.WAITING
+    done, actions = step(two, DeadlinePassed(1), policy)
+    assert (done.phase, done.lost, actions) == (Phase.AGGREGATING, people("c"), (Aggregate(people("a", "b")),))
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_nobody_waits_for_a_revoked_client(lost_first: bool) -> None:
+    policy = Policy(rounds=3, quorum=1.0)
+    training = after(
+        Round(0), ClientsChosen(people("a", "b", "c")), UpdateStored("a"), UpdateStored("b"), policy=policy
+    )
+    if lost_first:
+        training = after(training, ClientLost("c"), policy=policy)
+        assert training.phase is Phase.WAITING
+    done, actions = step(training, ClientRevoked("c"), policy)
+    assert (done.phase, actions) == (Phase.AGGREGATING, (Aggregate(people("a", "b")),))
+    assert not done.takes_update_of("c")
+
+
 def test_stop_finishes_the_round_under_way_first() -> None:
     assert after(Round(1), StopRequested("enough")).phase is Phase.FINISHED
     training = after(Round(1), ClientsChosen(people("a")), StopRequested("enough"))
@@ -171,8 +215,9 @@ class Federation(RuleBasedStateMachine):
         durable=st.booleans(),
     )
     def begin(self, quorum: float, every: int, minimum: int, durable: bool) -> None:
-        self.policy = Policy(rounds=4, quorum=quorum, evaluate_every=every)
+        self.policy = Policy(rounds=4, quorum=quorum, evaluate_every=every, minimum_clients=minimum)
         self.minimum, self.durable = minimum, durable
+        self.revoked: set[str] = set()
         self.connected: set[str] = set()
         self.round = Round(0)
         self.disk = round_to_json(self.round)
@@ -200,7 +245,14 @@ class Federation(RuleBasedStateMachine):
 
     @rule(client=st.sampled_from(CLIENTS))
     def joins(self, client: str) -> None:
-        self.connected.add(client)
+        self.connected |= {client} - self.revoked
+
+    @precondition(lambda self: len(self.revoked) < 3)
+    @rule(client=st.sampled_from(CLIENTS))
+    def is_revoked(self, client: str) -> None:
+        self.revoked.add(client)
+        self.connected.discard(client)
+        self.apply(ClientRevoked(client))
 
     @rule(client=st.sampled_from(CLIENTS))
     def leaves(self, client: str) -> None:
@@ -294,7 +346,9 @@ class Federation(RuleBasedStateMachine):
         if not hasattr(self, "round"):
             return
         self.apply(Resumed())
-        self.connected |= set(self.CLIENTS)
+        self.connected = set(sorted(set(self.CLIENTS) - self.revoked)[: self.minimum])
+        for client in sorted(self.round.asked - self.connected):
+            self.apply(ClientLost(client))
         for _ in range(100):
             if self.round.phase is Phase.FINISHED:
                 return
@@ -307,8 +361,10 @@ class Federation(RuleBasedStateMachine):
                     self.apply(ClientsChosen(frozenset(self.connected)))
             elif self.round.asked:
                 self.apply(UpdateStored(min(self.round.asked)))
+            elif candidates := frozenset(self.connected) - self.round.received:
+                self.apply(ClientsChosen(candidates))
             else:
-                self.apply(ClientsChosen(frozenset(self.connected) - self.round.received))
+                self.apply(DeadlinePassed(self.round.attempt))
         raise AssertionError(f"stuck: {self.round}")
 
 

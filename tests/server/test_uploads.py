@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fairfleet.common.errors import WrongState
+from fairfleet.common.errors import Corrupted, OutOfOrder, WrongState
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import encode, model_pieces
 from fairfleet.common.tensors import Model
@@ -24,11 +25,10 @@ def upload(path: Path) -> tuple[Upload, list[bytes]]:
 
 def test_an_upload_finished_before_its_stream_was_cut_is_finished_still(tmp_path: Path) -> None:
     one, messages = upload(tmp_path / "u")
-    one.take(one.reopen(), messages)
-    one.finish()
-    one.reopen()
+    one.finish(one.reopen(), messages)
+    token = one.reopen()
     assert one.offset_bytes == one.announced.size_bytes
-    one.finish()
+    one.finish(token)
 
 
 def test_an_upload_that_was_given_up_takes_nothing_and_is_never_finished(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_an_upload_that_was_given_up_takes_nothing_and_is_never_finished(tmp_pat
     with pytest.raises(WrongState):
         one.take(token, messages)
     with pytest.raises(WrongState, match="given up"):
-        one.finish()
+        one.finish(token)
     assert not (tmp_path / "u").exists()
 
 
@@ -52,3 +52,25 @@ def test_a_used_file_holds_only_what_was_written_for_this_upload(tmp_path: Path)
     again, _ = upload(tmp_path / "u")
     again.reopen()
     assert again.offset_bytes == one.announced.size_bytes
+
+
+def test_an_upload_that_is_not_what_was_announced_is_spoiled_and_one_cut_short_is_not(tmp_path: Path) -> None:
+    one, messages = upload(tmp_path / "u")
+    with pytest.raises(OutOfOrder, match="ended after 0 of 40"):
+        one.finish(one.reopen())
+    assert not one.spoiled
+    one.announced = replace(one.announced, digest=bytes(32))
+    with pytest.raises(Corrupted, match="announced was 0000"):
+        one.finish(one.reopen(), messages)
+    assert one.spoiled
+
+
+def test_a_stream_whose_token_was_taken_away_can_neither_write_nor_finish(tmp_path: Path) -> None:
+    one, messages = upload(tmp_path / "u")
+    token = one.reopen()
+    one.take(token, messages)
+    one.close()
+    for rest in (messages, []):
+        with pytest.raises(WrongState, match="opened again elsewhere"):
+            one.finish(token, rest)
+    one.finish(one.reopen())

@@ -13,6 +13,7 @@ import numpy as np
 from fairfleet.server.blocks import Row
 from fairfleet.server.diagnostics import Diagnostics, diagnose
 from fairfleet.server.gram import GramEngine, Kernel
+from fairfleet.server.gram_many import kernel_for
 from fairfleet.server.history import History
 from fairfleet.server.optimizers import OptimizerState
 from fairfleet.server.rules.base import Cohort, Report, RuleError, State, Step
@@ -66,8 +67,8 @@ class Aggregation:
         kernel: Kernel | None = None,
     ) -> None:
         self.recipe, self.round, self.history = recipe, round, history
-        self.engine = GramEngine(layers, kernel)
         self._clients: list[str] = []
+        self.engine = GramEngine(layers, kernel)
         if history and expected:
             past = [client for client in self._past(len(expected)) if client not in set(expected)]
             self.engine.adopt({("past", one): history.row(one) for one in past}, history.products(past))
@@ -171,7 +172,8 @@ def aggregate(
     >>> out.diagnostics.conflicts
     []
     """
-    whole = Aggregation(recipe, layers or [model.size], round=round, history=history, expected=sorted(rows))
+    clients, kernel = sorted(rows), kernel_for(len(rows))
+    whole = Aggregation(recipe, layers or [model.size], round=round, history=history, expected=clients, kernel=kernel)
     whole.extend(dict(sorted(rows.items())))
     return whole.finish(model, reports, state)
 

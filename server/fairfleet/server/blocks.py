@@ -20,8 +20,8 @@ Row = NDArray[np.floating[Any]]
 Matrix = NDArray[np.float64]
 ColumnRule = Callable[[Row], Row]  # (rows, columns) -> (columns,)
 
-SEGMENT = 16384  # columns of one dot product: long enough that threads rarely meet at the interpreter's lock
-CHUNK = 16 * SEGMENT  # columns that a thread takes at a time
+SEGMENT = 32768  # columns of one dot product: long enough that threads rarely meet at the interpreter's lock
+CHUNK = 8 * SEGMENT  # columns that a thread takes at a time
 CORES = os.cpu_count() or 1
 
 _scratch = local()
@@ -42,9 +42,9 @@ def chunks(layers: Sequence[int]) -> Iterator[Chunk]:
             yield Chunk(layer, at, min(at + CHUNK, stop))
 
 
-def segments(chunk: Chunk) -> Iterator[tuple[int, int]]:
-    for start in range(chunk.start, chunk.stop, SEGMENT):
-        yield start, min(start + SEGMENT, chunk.stop)
+def pieces(chunk: Chunk, length: int) -> Iterator[tuple[int, int]]:
+    for start in range(chunk.start, chunk.stop, length):
+        yield start, min(start + length, chunk.stop)
 
 
 def workspace(size: int) -> NDArray[np.float64]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
-def write_durably(path: Path, write: Callable[[Path], None]) -> None:
-    """`write` fills a file beside `path`; it takes its name only when it is on the disk."""
+def write_durably(path: Path, write: Callable[[Path], None], over: Path | None = None) -> None:
+    """`write` fills a file beside `path`; it takes its name only when it is on the disk.
+
+    It gets the file `over`, if there is one, to write over.
+    """
     beside = path.with_name(path.name + ".new")
+    if over is not None:
+        with suppress(FileNotFoundError):
+            os.replace(over, beside)
     write(beside)
     sync_file(beside)
     os.replace(beside, path)

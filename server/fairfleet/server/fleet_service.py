@@ -30,7 +30,7 @@ from fairfleet.server.sessions import Member
 from fairfleet.server.uploads import Announced
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-UPLOAD_BACKLOG = 2  # chunks of one upload that may wait to be decoded
+UPLOAD_BATCH = 2  # chunks that are decoded together: every hop to a thread costs
 RAW_STREAMS = frozenset({"FetchModel", "SendUpload"})
 
 
@@ -85,7 +85,7 @@ class FleetService:
         if coordinator.round.phase is Phase.FINISHED:
             coordinator.told_finished(request.session)
             return pb.NextTaskResponse(finished=pb.Finished(reason=coordinator.round.stopping))
-        return pb.NextTaskResponse(wait=pb.Wait())
+        return pb.NextTaskResponse(wait=pb.Wait(retry_after_seconds=coordinator.send_away(request.session)))
 
     def _task(self, session: str, assignment: Assignment) -> pb.NextTaskResponse:
         coordinator, publication = self._coordinator, self._coordinator.publication
@@ -144,8 +144,8 @@ class FleetService:
         upload = coordinator.upload(token)
         try:
             with coordinator.transferring(upload.announced.client), self._counting_refusals():
-                await _take_all(stream, lambda messages: coordinator.take_chunks(upload, token, messages))
-                receipt = await coordinator.complete(upload)
+                rest = await _receive(stream, lambda messages: coordinator.take_chunks(upload, token, messages))
+                receipt = await coordinator.complete(upload, token, rest)
                 coordinator.traffic.outcomes["late"] += not receipt.counted
                 return pb.SendUploadResponse(receipt=receipt_out(receipt))
         except Refused as error:
@@ -189,22 +189,19 @@ class FleetService:
         return pb.LeaveResponse()
 
 
-async def _take_all(stream: AsyncIterator[bytes], take: Callable[[list[bytes]], Awaitable[None]]) -> None:
-    """Receives while it takes: what comes in the meantime is the next batch, so a hop to a thread serves several."""
+async def _receive(stream: AsyncIterator[bytes], take: Callable[[list[bytes]], Awaitable[None]]) -> list[bytes]:
+    """Receives the next messages while the last ones are taken. Returns those at the end, to be taken by the caller."""
     waiting: list[bytes] = []
     taking: asyncio.Future[None] | None = None
     async for message in stream:
+        if len(waiting) == UPLOAD_BATCH:
+            if taking is not None:
+                await taking
+            taking, waiting = asyncio.ensure_future(take(waiting)), []
         waiting.append(message)
-        if taking is not None and (taking.done() or len(waiting) >= UPLOAD_BACKLOG):
-            await taking
-            taking = None
-        if taking is None:
-            taking = asyncio.ensure_future(take(waiting))
-            waiting = []
     if taking is not None:
         await taking
-    if waiting:
-        await take(waiting)
+    return waiting
 
 
 def receipt_out(receipt: Receipt) -> pb.Receipt:

@@ -23,7 +23,7 @@ from fairfleet.server.gram_numpy import NumpyKernel
 
 T = TypeVar("T")
 
-BATCH = 128  # new rows that are multiplied together: each old row is then read once per batch
+BATCH = 120  # new rows that are multiplied together: each old row is then read once per batch
 CANCELS = 16.0  # a combination this much shorter than its terms is summed in float64
 
 

@@ -2,7 +2,8 @@
 
 What costs time is reading rows from memory and Python between two calls (numpy's vecdot and matmul, for one, keep
 the interpreter's lock), so calls are long and rows that lie evenly in one matrix are cast together. Keep a round's
-rows in one matrix, in the order of client ids, and both passes are at their fastest; rows elsewhere give the same bits.
+rows in one matrix, in the order of client ids, and both passes are at their fastest; rows elsewhere give the same
+inner products.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fairfleet.server.blocks import (
     Matrix,
     Row,
     own_threads,
-    segments,
+    pieces,
     spread,
     workspace,
 )
@@ -28,6 +29,7 @@ from fairfleet.server.blocks import (
 TILE = 12  # rows of a segment that stay in the cache while others pass by
 EVEN = 4  # BLAS takes so many rows at once: with a multiple of it, none is treated differently
 BLOCK = 1 << 23  # numbers that BLAS combines in one call: each call waits for its slowest thread
+COPIED = 1 << 20  # the same where the rows must be copied together first: what the cache holds
 COLUMNS = 1 << 17  # numbers that a column rule sees in one call
 
 
@@ -116,7 +118,8 @@ def _even_runs(rows: Sequence[Row]) -> Iterator[Row]:
 
 def _chunk_products(tiles: Sequence[Laid], last: Laid, new: int, chunk: Chunk) -> Matrix:
     """The products of the last tile's new rows with every row of the tiles."""
-    space, cuts = workspace((last.lines + TILE) * SEGMENT), list(segments(chunk))
+    space = workspace((last.lines + (TILE if tiles else 0)) * SEGMENT)
+    cuts = list(pieces(chunk, SEGMENT))
     dots = np.zeros((len(cuts), new, TILE * len(tiles) + last.lines))
     for length, some in groupby(range(len(cuts)), lambda at: cuts[at][1] - cuts[at][0]):
         work = list(_plan(tiles, last, new, space, length, dots))
@@ -127,7 +130,7 @@ def _chunk_products(tiles: Sequence[Laid], last: Laid, new: int, chunk: Chunk) -
                     np.copyto(room, rows[:, start:stop])
                 for tile, row, out in products:
                     np.dot(tile, row, out=out[at])
-    return _mirrored(_sum_in_order(dots)[:, : TILE * len(tiles) + last.size])
+    return mirrored(_sum_in_order(dots)[:, : TILE * len(tiles) + last.size])
 
 
 Copies = list[tuple[Matrix, Row]]
@@ -143,7 +146,7 @@ def _plan(
     a multiple of EVEN. A matrix times a matrix would be faster for many new rows, but there the last bits of an
     entry depend on its place.
     """
-    lines, side = last.room(space, length), space[-TILE * length :].reshape(TILE, length)
+    lines = last.room(space, length)
     lines[last.size :] = 0.0
     old, before = last.size - new, TILE * len(tiles)
 
@@ -153,11 +156,12 @@ def _plan(
 
     parts = (products(lines[at : at + TILE], max(at - old, 0), before + at) for at in range(0, last.lines, TILE))
     yield last.into(lines), list(chain.from_iterable(parts))
+    side = space[-TILE * length :].reshape(TILE, length) if tiles else space
     for place, tile in enumerate(tiles):
         yield tile.into(side), products(side, 0, place * TILE)
 
 
-def _mirrored(total: Matrix) -> Matrix:
+def mirrored(total: Matrix) -> Matrix:
     """Pairs of new rows were computed one way only."""
     old = total.shape[1] - len(total)
     own = np.tril(total[:, old:])
@@ -184,8 +188,8 @@ def _add_up(rows: Sequence[Row], coefficients: Matrix, chunk: Chunk, out: Row) -
 
 
 def _weighted_sum(matrix: Row | None, rows: Sequence[Row], coefficients: Row, chunk: Chunk, out: Row) -> None:
-    """A weighted sum in float32, in blocks of the same shape however the rows lie in memory."""
-    width = max(BLOCK // len(rows) // SEGMENT, 1) * SEGMENT
+    """A weighted sum in float32, in blocks; rows that are not one matrix are made one, block by block, in the cache."""
+    width = max((COPIED if matrix is None else BLOCK) // len(rows) // SEGMENT, 1) * SEGMENT
     for start in range(chunk.start, chunk.stop, width):
         stop = min(start + width, chunk.stop)
         if matrix is not None:

@@ -47,6 +47,12 @@ class Intake:
         self._open = {token: other for token, other in self._open.items() if other is not upload}
         self._open[upload.token] = upload
 
+    def close(self, client: str) -> None:
+        """Another process speaks for the client now: the streams of the older one can no longer write."""
+        if upload := self._under_way.get(client):
+            self._open.pop(upload.token, None)
+            upload.close()
+
     def by_token(self, token: bytes) -> Upload:
         try:
             return self._open[token]

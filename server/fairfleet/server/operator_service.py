@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
+from typing import BinaryIO
 
 from fairfleet.common import wire
 from fairfleet.common.codecs import CHUNK_BYTES
@@ -116,12 +116,16 @@ class OperatorService:
         found = await asyncio.to_thread(self._store.model, version)
         if found is None:
             raise NotKept(f"version {version} is not kept; the newest is {newest}")
-        async for chunk in _file_chunks(self._store.folder / found.file, version):
-            yield chunk
+        with self._store.reading(found) as path:
+            try:
+                file = await asyncio.to_thread(open, path, "rb")
+            except FileNotFoundError:
+                raise NotKept(f"version {version} was just retired; the newest is {newest}") from None
+            async for chunk in _file_chunks(file, version):
+                yield chunk
 
 
-async def _file_chunks(path: Path, version: int) -> AsyncIterator[pb.FileChunk]:
-    file = await asyncio.to_thread(open, path, "rb")
+async def _file_chunks(file: BinaryIO, version: int) -> AsyncIterator[pb.FileChunk]:
     with file:
         size = file.seek(0, 2)
         file.seek(0)

@@ -7,6 +7,9 @@ server takes the stored round and only has to carry out the last actions again (
     waiting ──ClientsChosen──▶ training ──enough updates──▶ aggregating ──ModelStored──▶ evaluating, if due
        ▲                          │                                                          │
        └── quorum missed: attempt + 1, same model, what came in stays ◀┘      next round ◀───┘
+
+A round that missed its quorum waits for more clients, but not for ever: when the deadline passes again, the minimum
+of clients that a round needs at all suffices.
 """
 
 from __future__ import annotations
@@ -36,7 +39,15 @@ class Phase(enum.Enum):
 class Policy:
     rounds: int  # the federation ends after so many
     quorum: float = 0.8  # share of a round's clients whose updates suffice at the deadline
+    tolerate_missing: int | None = None  # instead of the quorum: so many of the round's clients may be missing
     evaluate_every: int = 0  # rounds; the last model is evaluated too; 0: never
+    minimum_clients: int = 1  # with fewer no round begins, and none ends
+
+    def suffice(self, wanted: int) -> int:
+        """How many updates do at the deadline."""
+        if self.tolerate_missing is not None:
+            return max(1, wanted - self.tolerate_missing)
+        return max(1, math.ceil(self.quorum * wanted))
 
     def evaluation_due(self, version: int, last: bool) -> bool:
         return self.evaluate_every > 0 and (last or version % self.evaluate_every == 0)
@@ -47,7 +58,7 @@ class Round:
     number: int  # also the version of the model it trains; while evaluating, of the model evaluated
     phase: Phase = Phase.WAITING
     attempt: int = 0
-    wanted: int = 0  # with how many clients the round set out
+    wanted: int = 0  # how many updates the round set out for; more clients may have been asked
     asked: Clients = NOBODY  # owe an update, or an evaluation
     received: Clients = NOBODY  # whose update is stored
     lost: Clients = NOBODY  # asked in this round, then gone
@@ -55,7 +66,7 @@ class Round:
     stopping: str = ""  # why the federation is to end after this round
 
     def enough(self, policy: Policy) -> bool:
-        return len(self.received) >= max(1, math.ceil(policy.quorum * self.wanted))
+        return len(self.received) >= policy.suffice(self.wanted)
 
     def takes_update_of(self, client: str) -> bool:
         """Whether an update of this client, computed on this round's model, would count."""
@@ -71,6 +82,7 @@ class ClientsChosen:
     """Clients to train, or to evaluate, by the phase that the choice was made in."""
 
     clients: Clients
+    wanted: int = 0  # of their updates, the first so many are enough; 0: all
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,13 @@ class Evaluated:
 @dataclass(frozen=True)
 class ClientLost:
     """It left, its lease ended, or it said that it cannot do the task."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class ClientRevoked:
+    """It will never come back: nobody waits for it any more."""
 
     client: str
 
@@ -120,6 +139,7 @@ Event = (
     | UpdateStored
     | Evaluated
     | ClientLost
+    | ClientRevoked
     | DeadlinePassed
     | ModelStored
     | Paused
@@ -142,6 +162,11 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """For clients, until the deadline."""
+
+
+@dataclass(frozen=True)
 class Release:
     """Their results are no longer wanted."""
 
@@ -158,7 +183,7 @@ class Finish:
     reason: str
 
 
-Action = Train | Evaluate | Release | Aggregate | Finish
+Action = Train | Evaluate | Wait | Release | Aggregate | Finish
 
 
 class IllegalEvent(Bug):
@@ -168,8 +193,8 @@ class IllegalEvent(Bug):
 def step(round: Round, event: Event, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
     """What the round becomes, and what must now be done about it. Knows no IO."""
     match round.phase, event:
-        case Phase.WAITING, ClientsChosen(clients) if clients and not clients & (round.asked | round.received):
-            return _training(round, clients), (Train(clients),)
+        case Phase.WAITING, ClientsChosen(clients, some) if clients and not clients & (round.asked | round.received):
+            return _training(round, clients, some or len(clients)), (Train(clients),)
         case ((Phase.WAITING | Phase.TRAINING), UpdateStored(client)) if round.takes_update_of(client):
             taken = replace(
                 round,
@@ -180,61 +205,78 @@ def step(round: Round, event: Event, policy: Policy) -> tuple[Round, tuple[Actio
             return _settle(taken, policy)
         case ((Phase.WAITING | Phase.TRAINING), ClientLost(client)) if client in round.asked:
             return _settle(replace(round, asked=round.asked - {client}, lost=round.lost | {client}), policy)
+        case ((Phase.WAITING | Phase.TRAINING), ClientRevoked(client)) if client in round.asked | round.lost:
+            left = replace(round, asked=round.asked - {client}, lost=round.lost - {client}, wanted=round.wanted - 1)
+            return _settle(left, policy)
         case Phase.TRAINING, DeadlinePassed(attempt) if attempt == round.attempt:
-            return _settle(replace(round, phase=Phase.WAITING, attempt=attempt + 1), policy)
+            return _aggregate(round) if round.enough(policy) else _wait_for_more(round)
+        case Phase.WAITING, DeadlinePassed(attempt) if attempt == round.attempt and round.received:
+            suffices = round.stopping or len(round.received) >= policy.minimum_clients
+            return _aggregate(round) if suffices else (round, (Wait(),))
         case Phase.AGGREGATING, ModelStored(version) if version == round.number + 1:
             return _after_commit(round, policy)
         case Phase.EVALUATING, ClientsChosen(clients) if not round.asked:
             chosen = replace(round, asked=clients)
             return (chosen, (Evaluate(clients),)) if clients else _after_evaluation(chosen, policy)
-        case Phase.EVALUATING, (Evaluated(client) | ClientLost(client)) if client in round.asked:
+        case Phase.EVALUATING, (Evaluated(client) | ClientLost(client) | ClientRevoked(client)) if (
+            client in round.asked
+        ):
             left = replace(round, asked=round.asked - {client})
             return (left, ()) if left.asked else _after_evaluation(left, policy)
-        case Phase.EVALUATING, DeadlinePassed(attempt) if attempt == round.attempt and round.asked:
+        case Phase.EVALUATING, DeadlinePassed(attempt) if attempt == round.attempt:
             after, actions = _after_evaluation(replace(round, asked=NOBODY), policy)
-            return after, (Release(round.asked), *actions)
-        case Phase.FINISHED, (Paused() | Resumed() | StopRequested() | ClientLost()):
+            return after, (*_released(round), *actions)
+        case Phase.FINISHED, (Paused() | Resumed() | StopRequested()):
             return round, ()
         case _, Paused():
             return replace(round, paused=True), ()
         case _, Resumed():
             return replace(round, paused=False), ()
-        case Phase.WAITING, StopRequested(reason) if not round.asked and not round.received:
+        case ((Phase.WAITING | Phase.EVALUATING), StopRequested(reason)) if not round.asked and not round.received:
             return _finished(round, reason)
         case _, StopRequested(reason):
             return replace(round, stopping=reason), ()
-        case _, (UpdateStored(client) | ClientLost(client)) if client not in round.asked:
+        case _, (UpdateStored(client) | ClientLost(client) | ClientRevoked(client)) if client not in round.asked:
             return round, ()  # a repetition, or somebody this round does not wait for
         case _, (DeadlinePassed() | Evaluated()):
             return round, ()  # of an attempt or an evaluation that is over
     raise IllegalEvent(f"round {round.number} is {round.phase.value} and cannot take {event!r}")
 
 
-def _training(round: Round, clients: Clients) -> Round:
-    wanted = max(round.wanted, len(clients) + len(round.received))
+def _training(round: Round, clients: Clients, some: int) -> Round:
+    wanted = max(round.wanted, some + len(round.received))
     return replace(round, phase=Phase.TRAINING, asked=round.asked | clients, lost=round.lost - clients, wanted=wanted)
 
 
 def _settle(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
-    """Goes on when nobody is waited for any more: all answered, or the deadline passed."""
-    if round.phase is Phase.TRAINING and round.asked:
+    """Goes on when nobody is waited for any more: enough have answered, all have, or the deadline passed."""
+    if round.phase is Phase.TRAINING and round.asked and len(round.received) < round.wanted:
         return round, ()
     if round.enough(policy):
-        done = replace(round, phase=Phase.AGGREGATING, asked=NOBODY, lost=round.lost | round.asked)
-        release = (Release(round.asked),) if round.asked else ()
-        return done, (*release, Aggregate(done.received))
+        return _aggregate(round)
     if round.stopping and not round.asked and not round.received:
         return _finished(round, round.stopping)  # there is nothing to finish first
-    if round.phase is Phase.TRAINING:
-        return replace(round, phase=Phase.WAITING, attempt=round.attempt + 1), ()
-    return round, ()
+    return _wait_for_more(round) if round.phase is Phase.TRAINING else (round, ())
+
+
+def _aggregate(round: Round) -> tuple[Round, tuple[Action, ...]]:
+    done = replace(round, phase=Phase.AGGREGATING, asked=NOBODY, lost=round.lost | round.asked)
+    return done, (*_released(round), Aggregate(done.received))
+
+
+def _wait_for_more(round: Round) -> tuple[Round, tuple[Action, ...]]:
+    return replace(round, phase=Phase.WAITING, attempt=round.attempt + 1), (Wait(),)
+
+
+def _released(round: Round) -> tuple[Action, ...]:
+    return (Release(round.asked),) if round.asked else ()
 
 
 def _after_commit(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
     version = round.number + 1
     last = version >= policy.rounds or bool(round.stopping)
     if policy.evaluation_due(version, last):
-        return Round(version, Phase.EVALUATING, paused=round.paused, stopping=round.stopping), ()
+        return Round(version, Phase.EVALUATING, paused=round.paused, stopping=round.stopping), (Wait(),)
     return _next(Round(version, paused=round.paused, stopping=round.stopping), policy)
 
 
@@ -303,7 +345,9 @@ def resume(round: Round, policy: Policy, stored: Clients) -> tuple[Round, tuple[
         case Phase.TRAINING | Phase.WAITING if round.asked:
             return round, (Train(round.asked),)
         case Phase.WAITING if round.received:
-            return _settle(round, policy)
+            return _aggregate(round) if round.enough(policy) else (round, (Wait(),))
+        case Phase.EVALUATING:
+            return round, (Wait(),)
         case Phase.WAITING:
             return _next(round, policy)
     return round, ()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -26,9 +28,12 @@ from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Signature
 from fairfleet.server.durable import sync_folder, write_durably
 from fairfleet.server.rounds import Event, Round, event_to_json, round_from_json, round_to_json
+from fairfleet.server.selection import Candidate
 
 SCHEMA_VERSION = 1
 DATABASE = "federation.db"
+VECTORS = ".optimizer.safetensors"
+FREE_MODEL = "free"  # the file of a model that is not kept any longer, for the next one
 
 metadata = sa.MetaData()
 meta = sa.Table("meta", metadata, sa.Column("key", sa.Text, primary_key=True), sa.Column("value", sa.Text))
@@ -116,6 +121,8 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._readers: Counter[str] = Counter()  # of model files
+        self._readers_lock = threading.Lock()
         self._lock = _claim(folder)
         try:
             self._engine = _engine(f"sqlite:///{folder / DATABASE}")
@@ -173,6 +180,12 @@ class Store:
     @property
     def federation(self) -> str:
         return self._get("federation") or ""
+
+    def began_unix(self) -> float:
+        """When the federation was made."""
+        with self._reading() as connection:
+            began = connection.scalar(sa.select(models.c.unix_seconds).where(models.c.version == 0))
+        return float(began or 0.0)
 
     def signature(self) -> Signature:
         return Signature.from_json(self._get("signature") or "[]")
@@ -260,6 +273,20 @@ class Store:
             rows = connection.execute(query).all()
         return {client: TrainReport.model_validate_json(text).loss_before for client, text in rows}
 
+    def past_candidates(self) -> dict[str, Candidate]:
+        """Per client: the newest round that it took part in, and its loss then."""
+        newest = sa.select(updates.c.client, sa.func.max(updates.c.round).label("round")).group_by(updates.c.client)
+        latest = newest.subquery()
+        query = sa.select(updates.c.client, updates.c.round, updates.c.report).join(
+            latest, (updates.c.client == latest.c.client) & (updates.c.round == latest.c.round)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return {
+            client: Candidate(client, last_round=number, loss=TrainReport.model_validate_json(text).loss_before)
+            for client, number, text in rows
+        }
+
     def update_counts(self, before: int) -> dict[str, tuple[int, int]]:
         """Per client: how many updates it gave in rounds before this one, and the round of the newest."""
         query = sa.select(updates.c.client, sa.func.count(), sa.func.max(updates.c.round))
@@ -274,14 +301,25 @@ class Store:
         folder = self.folder / "models"
         folder.mkdir(exist_ok=True)
         path = folder / f"{version:08d}.safetensors"
-        write_durably(path, lambda beside: model.save(beside, version=str(version)))
+        write_durably(path, lambda beside: model.save(beside, version=str(version)), over=folder / FREE_MODEL)
         return str(path.relative_to(self.folder))
+
+    @contextmanager
+    def reading(self, model: StoredModel) -> Iterator[Path]:
+        """A model's file, which stays as it is meanwhile, even if the model is not kept any longer."""
+        with self._readers_lock:
+            self._readers[model.file] += 1
+        try:
+            yield self.folder / model.file
+        finally:
+            with self._readers_lock:
+                self._readers[model.file] -= 1
 
     def write_vectors(self, version: int, vectors: Mapping[str, NDArray[Any]]) -> str | None:
         """Puts what an optimizer remembers on the disk, beside the model of that version."""
         if not vectors:
             return None
-        path = self.folder / "models" / f"{version:08d}.optimizer.safetensors"
+        path = self.folder / "models" / f"{version:08d}{VECTORS}"
         write_durably(path, lambda beside: save_file(dict(vectors), beside))
         return str(path.relative_to(self.folder))
 
@@ -309,13 +347,21 @@ class Store:
     def retire_round(self, version: int, keep: int) -> None:
         """After the commit of a version: one model is too old to be kept, and its round's updates are in the model.
 
-        Their files are not deleted but written over by later updates: blocks that are there need not be found again.
+        Their files are not deleted but written over by later ones: blocks that are there need not be found again.
         """
         for path in (self.folder / "models").glob(f"{version - keep:08d}.*"):
-            path.unlink(missing_ok=True)
+            self._retire_model(path)
         uploads = self.folder / "uploads"
         for number, path in enumerate(uploads.glob(f"{_round_prefix(version - 1)}*")):
             os.replace(path, uploads / f"free-{version}-{number}")
+
+    def _retire_model(self, path: Path) -> None:
+        with self._readers_lock:
+            being_read = self._readers[str(path.relative_to(self.folder))] > 0
+            if being_read or path.stat().st_nlink > 1 or path.name.endswith(VECTORS):  # or in a backup of hard links
+                path.unlink()
+            else:
+                os.replace(path, path.with_name(FREE_MODEL))
 
     def upload_path(self, round_number: int, client: str, digest: bytes) -> Path:
         """Where an update is kept: a file of its own, new or used."""
@@ -347,6 +393,17 @@ class Store:
         )
         with self._reading() as connection:
             return {client: Evaluation.model_validate_json(text) for client, text in connection.execute(query)}
+
+    def accuracies(self) -> dict[int, dict[str, float]]:
+        """Of every version that was evaluated, by version and client."""
+        query = sa.select(evaluations.c.version, evaluations.c.client, evaluations.c.evaluation)
+        found: dict[int, dict[str, float]] = defaultdict(dict)
+        with self._reading() as connection:
+            for version, client, text in connection.execute(query.where(evaluations.c.evaluation.is_not(None))):
+                accuracy = Evaluation.model_validate_json(text).accuracy
+                if accuracy is not None:
+                    found[version][client] = accuracy
+        return dict(found)
 
     def evaluated_versions(self, last: int, count: int) -> list[int]:
         """The newest versions, up to `last`, that some client has evaluated; newest first."""

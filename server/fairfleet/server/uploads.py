@@ -46,6 +46,7 @@ class Upload:
         self._busy = threading.Lock()  # a stream that was replaced may still be inside `take`
         self._decoder = Decoder(row, codec_named(announced.codec))
         self._file: BinaryIO | None = None
+        self.spoiled = False  # everything came, and is not what was announced: no resumption mends that
         self._finished = False
         self._given_up = False
         self._tag = tag_of(announced.round, announced.client, announced.digest)
@@ -66,36 +67,52 @@ class Upload:
 
     def take(self, token: bytes, messages: Iterable[bytes]) -> None:
         with self._busy:
-            for message in messages:
-                if token != self.token:
-                    raise WrongState("this upload was opened again elsewhere; open it again to go on")
-                self._decoder.take(message)
-                if self.offset_bytes > self.announced.size_bytes:
-                    raise BadRequest(
-                        f"{self.offset_bytes} bytes came for round {self.announced.round}; "
-                        f"{self.announced.size_bytes} were announced"
-                    )
-                if self._file is not None:
-                    write_record(self._file, self._tag, message)
+            self._take(token, messages)
 
-    def finish(self) -> None:
-        """Everything came and is what was announced; it is on the disk when this returns."""
+    def _take(self, token: bytes, messages: Iterable[bytes]) -> None:
+        for message in messages:
+            self._check(token)
+            self._decoder.take(message)
+            if self.offset_bytes > self.announced.size_bytes:
+                raise BadRequest(
+                    f"{self.offset_bytes} bytes came for round {self.announced.round}; "
+                    f"{self.announced.size_bytes} were announced"
+                )
+            if self._file is not None:
+                write_record(self._file, self._tag, message)
+
+    def finish(self, token: bytes, rest: Iterable[bytes] = ()) -> None:
+        """With the rest everything came and is what was announced; it is on the disk when this returns."""
         with self._busy:
+            self._take(token, rest)
+            self._check(token)
             if self._finished:
                 return  # the stream that came before was cut off just then
-            if self._given_up:
-                raise WrongState("this upload was given up by the server; ask for a new task")
             if self.offset_bytes != self.announced.size_bytes:
                 raise OutOfOrder(
                     f"the stream ended after {self.offset_bytes} of {self.announced.size_bytes} bytes; "
                     "open the upload again to send the rest"
                 )
-            self._decoder.finish(self.announced.digest)
+            try:
+                self._decoder.finish(self.announced.digest)
+            except (Corrupted, OutOfOrder):
+                self.spoiled = True
+                raise
             if self._file is not None and self.path is not None:
                 os.fsync(self._file.fileno())
                 sync_folder(self.path.parent)
                 self._file.close()
             self._finished = True
+
+    def _check(self, token: bytes) -> None:
+        if self._given_up:
+            raise WrongState("this upload was given up by the server; ask for a new task")
+        if token != self.token:
+            raise WrongState("this upload was opened again elsewhere; open it again to go on")
+
+    def close(self) -> None:
+        """To the stream that holds its token: whoever goes on must open it again."""
+        self.token = b""
 
     def discard(self) -> None:
         """Ends it for good: no stream can write any more."""

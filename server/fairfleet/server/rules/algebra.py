@@ -18,6 +18,11 @@ def length(coefficients: Vector, gram: Vector) -> float:
     return float(np.sqrt(max(float(coefficients @ gram @ coefficients), 0.0)))
 
 
+def lengths(lines: Vector, gram: Vector) -> Vector:
+    """Of many combinations, a line of coefficients each."""
+    return np.asarray(np.sqrt(np.maximum(np.einsum("ki,ki->k", lines @ gram, lines), 0.0)))
+
+
 def reach(coefficients: Vector, gram: Vector) -> float:
     """The length that the combination would have if its terms all pointed the same way."""
     return float(np.abs(coefficients) @ np.sqrt(np.diagonal(gram)))

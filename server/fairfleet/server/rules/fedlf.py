@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from fairfleet.server.minnorm import min_norm_on_simplex
-from fairfleet.server.rules.algebra import ZERO, length, uniform, vanishes
+from fairfleet.server.rules.algebra import ZERO, length, lengths, uniform, vanishes
 from fairfleet.server.rules.base import Cohort, Needs, Rule, State, Step, Vector
 
 Normalize = Literal["all_rows", "rows_then_p", "none"]
@@ -120,17 +120,15 @@ def layer_members(gram: Vector, clients: int, q: Vector | None, normalize: Norma
     """The vectors of a layer's problem as coefficients of its rows, scaled to the clients' mean norm if asked."""
     norms = np.sqrt(np.diagonal(gram))
     mu = float(norms[:clients].mean())
-    members = [line for line, norm in zip(np.eye(len(gram)), norms, strict=True) if norm > ZERO]
+    members = np.eye(len(gram))[norms > ZERO]
     if q is not None:
         fair = np.zeros(len(gram))
         fair[:clients] = q
         if normalize == "rows_then_p":
             fair = np.divide(fair * mu, norms, out=np.zeros(len(gram)), where=norms > ZERO)
         if not vanishes(fair, gram):
-            members.append(fair)
-    if normalize != "none":
-        members = [line * mu / length(line, gram) for line in members]
-    return np.array(members).reshape(len(members), len(gram))
+            members = np.vstack([members, fair])
+    return members if normalize == "none" else members * mu / lengths(members, gram)[:, None]
 
 
 def as_long_as_the_mean(per_layer: Vector, cohort: Cohort, status: str, notes: dict[str, object]) -> Step:
