@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -105,6 +107,20 @@ def test_the_images_commands_are_commands_of_the_program(services: dict[str, dic
     assert (commands, checks) == (["server", "client", "client"], ["health"])
     for command in {*commands, *checks, services["model"]["command"][0]}:
         assert CliRunner().invoke(program(command), [command, "--help"]).exit_code == 0
+
+
+def test_the_dependencies_of_an_image_are_those_of_the_extra_and_of_the_extras_it_names() -> None:
+    def wanted(*extras: str) -> str:
+        command = [sys.executable, "docker/requirements.py", *extras]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "grpcio>=" in wanted()
+    assert "SQLAlchemy" not in wanted()
+    assert "prometheus-client" in wanted("server")
+    assert "torch" in wanted("torch")
+    for word in ("SQLAlchemy", "scikit-learn"):
+        assert word in wanted("lab")
+    assert "fairfleet" not in wanted("lab")
 
 
 def test_every_variable_of_the_image_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
