@@ -42,7 +42,7 @@ def test_the_server_listens_where_its_ports_are_published(
     settings = server_settings(services["server"]["environment"], monkeypatch)
     ports = published(services["server"])
     assert settings.listen == "0.0.0.0:8440"
-    assert (settings.http.host, settings.http.port) == ("0.0.0.0", 8441)
+    assert (settings.http.host, settings.http_port) == ("0.0.0.0", 8441)
     assert set(ports) == {8440, 8441}
     assert all(where.startswith("127.0.0.1:") for where in ports.values()), "in the clear: not for other machines"
 
@@ -90,7 +90,7 @@ def test_prometheus_scrapes_the_port_that_the_server_has(
     (mount,) = [volume for volume in services["prometheus"]["volumes"] if "prometheus.yml" in volume]
     config = yaml.safe_load((ROOT / mount.split(":")[0]).read_text())
     (targets,) = config["scrape_configs"][0]["static_configs"]
-    assert targets["targets"] == [f"server:{settings.http.port}"]
+    assert targets["targets"] == [f"server:{settings.http_port}"]
 
 
 @pytest.mark.parametrize("service", ["model", "server", "client"])
