@@ -276,6 +276,8 @@ class Store:
         clients = [update.client for update in kept]
 
         def write(connection: Connection) -> None:
+            if not rows and not forgotten:
+                return
             known = sa.select(history.c.client, history.c.round).where(history.c.client.in_(clients))
             rounds_of = {row.client: row.round for row in connection.execute(known)}
             newer = [row for row in rows if rounds_of.get(row["client"], -1) < row["round"]]
