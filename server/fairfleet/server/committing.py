@@ -47,6 +47,7 @@ class Committed:
     publication: Publication
     state: ServerState
     record: dict[str, Any]
+    diagnostics_json: str  # of the record, for those who watch
     remembered: tuple[StoredUpdate, ...] = ()  # stand for their clients in the history
     forgotten: tuple[str, ...] = ()  # clients whose rows are no longer kept
 
@@ -166,7 +167,8 @@ class Committer:
         }
         remembered = tuple(updates[client][0] for client in kept if client not in forgotten)
         stored = StoredModel(version, publication.digest, file, numbers, vectors_file)
-        return Committed(stored, model, publication, taken.state, record, remembered, tuple(forgotten))
+        told = json.dumps(record["diagnostics"])
+        return Committed(stored, model, publication, taken.state, record, told, remembered, tuple(forgotten))
 
     def adopt(self, committed: Committed, updates: Updates) -> None:
         """The model was committed: it is the newest now."""
@@ -261,7 +263,8 @@ def weight(diagnostics: Diagnostics, client: str) -> float:
     return float(np.mean(diagnostics.coefficients.get(client, 0.0)))
 
 
-def record_out(record: dict[str, Any]) -> pb.RoundRecord:
+def record_out(record: dict[str, Any], diagnostics_json: str | None = None) -> pb.RoundRecord:
+    """As it is sent; `diagnostics_json` where they have been written out before."""
     elsewhere = ("digest", "contributions", "diagnostics", "history_evicted")
     plain = {key: value for key, value in record.items() if key not in elsewhere}
     contributions = [
@@ -271,6 +274,6 @@ def record_out(record: dict[str, Any]) -> pb.RoundRecord:
     return pb.RoundRecord(
         digest=bytes.fromhex(record["digest"]),
         contributions=contributions,
-        diagnostics_json=json.dumps(record["diagnostics"]),
+        diagnostics_json=json.dumps(record["diagnostics"]) if diagnostics_json is None else diagnostics_json,
         **plain,
     )
