@@ -11,7 +11,7 @@ import typer
 from fairfleet.common import logs
 from fairfleet.common.errors import StateDirError, UsageError
 from fairfleet.common.settings import read_settings
-from fairfleet.server import checking, memory
+from fairfleet.server import checking, process
 from fairfleet.server.serve import serve
 from fairfleet.server.settings import ServerSettings
 from fairfleet.server.store import DATABASE, Store
@@ -67,7 +67,8 @@ def server(
     if check:
         _check(settings.state_dir)
         return
-    memory.keep_compact()
+    process.keep_compact()
+    process.allow_many_connections()
     asyncio.run(serve(settings, _announce))
 
 
