@@ -6,8 +6,9 @@ import ctypes
 import resource
 import sys
 
-# Of mallopt(3): glibc's defaults suit many small objects, not chunks of a mebibyte. With one arena per thread, chunks freed in one are not there for the others; and the threshold
-# above which memory is given back at once would rise by itself, until freed models stay with the process.
+# Of mallopt(3): glibc's defaults suit many small objects, not chunks of a mebibyte. With one arena per thread, chunks
+# freed in one are not there for the others; and the threshold above which memory is given back at once would rise by
+# itself, until freed models stay with the process.
 _SETTINGS = {-8: 1, -3: 4 << 20, -1: 16 << 20}  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 
