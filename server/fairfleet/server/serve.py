@@ -41,7 +41,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 def open_store(settings: ServerSettings) -> Store:
     """The state directory, with a federation in it: an old one, or a new one that begins with the given model."""
-    store = Store(settings.state_dir)
+    store = Store(settings.state_dir, settings.database)
     try:
         _found_federation(store, settings)
     except BaseException:

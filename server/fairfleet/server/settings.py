@@ -109,6 +109,9 @@ class ServerSettings(Settings):
     listen: str = Field(default="127.0.0.1:8440", description="host:port; port 0 takes a free one")
     http: Http = Http()
     state_dir: Path = Path("fairfleet-state")
+    database: str | None = Field(
+        default=None, description="postgresql+psycopg://user:password@host/name; default: SQLite in state_dir"
+    )
     model: Path | None = Field(default=None, description="initial .safetensors; only for a new state directory")
     rounds: PositiveInt = 100
     seed: NonNegativeInt = 0
