@@ -35,3 +35,10 @@ def test_an_initial_model_is_kept_where_that_is_wanted_and_never_written_over(fl
     assert (kept.returncode, kept.stdout) == (0, f"{model}: kept\n")
     assert model.read_bytes() == before
     assert [path.name for path in fleet.folder.iterdir()] == [model.name]
+
+
+def test_a_model_that_cannot_be_written_is_explained(fleet: Fleet) -> None:
+    output = fleet.folder / "missing" / "model.safetensors"
+    done = fleet.run("init", "--task", "tasks:shift", "--output", str(output))
+    assert done.returncode == 2
+    assert f"cannot write {output}: No such file or directory" in done.stderr
