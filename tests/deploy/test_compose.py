@@ -14,17 +14,19 @@ from typer.testing import CliRunner
 from fairfleet.common.cli import program
 from fairfleet.common.errors import BadSettings
 from fairfleet.lab import digits
-from tests.deploy.settings import DOCKERFILE, ROOT, client_settings, image_environment, server_settings
-
-DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
+from tests.deploy.settings import (
+    DOCKERFILE,
+    ROOT,
+    client_settings,
+    compose_services,
+    image_environment,
+    server_settings,
+)
 
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, dict[str, Any]]:
-    """As they are when nothing is set in the environment."""
-    text = DEFAULT.sub(r"\1", (ROOT / "docker-compose.yml").read_text())
-    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
-    return found
+    return compose_services()
 
 
 def published(service: dict[str, Any]) -> dict[int, str]:
