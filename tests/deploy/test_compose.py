@@ -66,6 +66,7 @@ def test_the_clients_dial_the_server_and_share_the_folder_in_which_they_claim_th
 ) -> None:
     settings = client_settings(services["client"]["environment"], monkeypatch)
     assert settings.server == "server:8440"
+    assert services["client"]["environment"]["no_grpc_proxy"] == "server", "a proxy knows no server of ours"
     assert settings.replica == "claim"
     assert mounted(services["client"])[str(settings.state_dir)] == "clients"
     third = settings.numbered(3)

@@ -152,7 +152,7 @@ def test_selectors_match_the_pods_and_nobody_is_root(manifests: list[Manifest], 
 def test_the_federation_is_the_one_of_the_compose_file(manifests: list[Manifest]) -> None:
     """But for where things lie, and how a client finds its number."""
     of_place = {"FAIRFLEET_STATE_DIR", "FAIRFLEET_LISTEN", "FAIRFLEET_HTTP__HOST", "FAIRFLEET_HTTP__PORT"}
-    of_place |= {"FAIRFLEET_SERVER", "FAIRFLEET_REPLICA"}
+    of_place |= {"FAIRFLEET_SERVER", "FAIRFLEET_REPLICA", "no_grpc_proxy"}
     composed = compose_services()
     for name in ("server", "client"):
         told = environment(manifests, f"fairfleet-{name}")
