@@ -10,7 +10,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fairfleet.common.errors import Unreachable
 
-
 DIRECT = (("grpc.enable_http_proxy", 0),)  # a proxy that the environment names would answer for the server
 
 Listen = Annotated[str, typer.Option(envvar="FAIRFLEET_LISTEN", metavar="HOST:PORT", help="Where the server listens.")]
