@@ -180,6 +180,11 @@ class Fleet:
         with contextlib.closing(sqlite3.connect(f"file:{self.state / 'federation.db'}?mode=ro", uri=True)) as database:
             return database.execute(sql).fetchall()
 
+    def change(self, sql: str) -> None:
+        """What no server of today would write; while none runs."""
+        with contextlib.closing(sqlite3.connect(self.state / "federation.db")) as database, database:
+            assert database.execute(sql).rowcount > 0
+
     def model(self, version: int) -> Model:
         (file,) = self.query(f"select file from models where version = {version}")[0]
         return Model.load(self.state / file)[0]

@@ -7,6 +7,7 @@ damaged spool, and the client trains again.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fairfleet.common.codecs import codec_named
-from fairfleet.common.errors import BadRequest
+from fairfleet.common.errors import BadRequest, StateDirError
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import Digest, encode, read_records, split, update_pieces, write_record
 from fairfleet.common.tensors import Model
@@ -37,7 +38,7 @@ class Spool:
     """At most one update: the one that the server has not acknowledged yet."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_usable(folder)
         self._chunks = folder / "update.chunks"
         self._header = folder / "update.json"
 
@@ -97,3 +98,16 @@ class Spool:
     def clear(self) -> None:
         """Without its header a spooled update is none; the chunks' file stays, to be written over by the next."""
         self._header.unlink(missing_ok=True)
+
+
+def _make_usable(folder: Path) -> None:
+    """Found out now, not when an update is trained and cannot be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise StateDirError(
+            f"cannot keep unsent updates in {folder}: {error.strerror}. "
+            "Give a directory that this user can write to as --state-dir."
+        ) from error
