@@ -16,7 +16,7 @@ from fairfleet.client.personal import Personal
 from fairfleet.client.spool import Spool, Spooled
 from fairfleet.client.task import Abandoned, Job, Progress, Task
 from fairfleet.common import wire
-from fairfleet.common.codecs import CODECS, RAW32
+from fairfleet.common.codecs import ABILITIES, RAW32
 from fairfleet.common.errors import (
     BadRequest,
     ContestedIdentity,
@@ -52,7 +52,7 @@ class Agent:
                 client=name,
                 instance=secrets.token_hex(8),
                 protocol_version=wire.PROTOCOL_VERSION,
-                codecs=list(CODECS),
+                codecs=list(ABILITIES),
                 device=task.device,
                 train_samples=task.train_samples,
                 test_samples=task.test_samples,

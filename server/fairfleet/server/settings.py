@@ -16,7 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from fairfleet.common.codecs import CODECS
+from fairfleet.common.codecs import codec_named
+from fairfleet.common.errors import BadRequest
 from fairfleet.common.plan import Plan
 from fairfleet.common.settings import Settings
 from fairfleet.server.rounds import Policy
@@ -77,9 +78,10 @@ class ServerSettings(Settings):
     @field_validator("codec")
     @classmethod
     def _known_codec(cls, name: str) -> str:
-        if name not in CODECS:
-            raise ValueError(f"unknown codec; known are {', '.join(CODECS)}")
-        return name
+        try:
+            return codec_named(name).name
+        except BadRequest as error:
+            raise ValueError(str(error)) from None
 
     @field_validator("listen")
     @classmethod
