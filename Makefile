@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := proto common server client lab
 CODE := proto common server client lab tests benchmarks
 
-.PHONY: demo test test-slow lint format proto bench clean
+.PHONY: demo test test-slow test-containers lint format proto bench clean
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -23,10 +23,13 @@ demo: .venv/.demo  ## a real server and ten real clients train together, about a
 	$(BIN)/fairfleet demo
 
 test: .venv/.dev  ## the tests, under ten minutes on two cores
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow and not containers'
 
 test-slow: .venv/.dev  ## the tests that take minutes
 	$(BIN)/pytest -m slow
+
+test-containers: .venv/.dev  ## builds the images and runs the compose federation; skipped where no engine can run
+	$(BIN)/pytest -m containers tests/containers
 
 lint: .venv/.dev
 	$(BIN)/ruff check $(CODE)

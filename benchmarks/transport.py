@@ -84,6 +84,7 @@ def measure_system(clients: int, params: int, rounds: int, durability: str, code
                 *program("server"), "--listen", f"127.0.0.1:{port}", "--state-dir", f"{folder}/state",
                 "--model", str(model), "--rounds", str(total), "--minimum-clients", str(clients),
                 "--durability", durability, "--codec", codec, "--exit-when-finished", "--set", "round.evaluate_every=0",
+                "--set", "http.port=0",
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip

@@ -28,6 +28,18 @@ def test_without_a_command_all_are_listed_and_the_version_needs_none() -> None:
         return subprocess.run([*PROGRAM, *words], capture_output=True, text=True, check=True).stdout
 
     listed = run("--help")
-    for command in ("client", "demo", "export", "init", "server", "status", "watch"):
+    for command in (
+        "client",
+        "clients",
+        "demo",
+        "export",
+        "pause",
+        "init",
+        "rounds",
+        "server",
+        "status",
+        "stop",
+        "watch",
+    ):
         assert f" {command} " in listed
     assert run("--version").startswith("fairfleet ")

@@ -61,6 +61,25 @@ def test_the_worst_clients_are_those_with_the_highest_losses() -> None:
     assert found.best_10 == 0.1
 
 
+def test_the_share_of_improved_clients_counts_those_served_better_and_no_others() -> None:
+    before, after = [0.5, 0.5, 0.5, 0.5], [0.6, 0.5, 0.4, 0.9]
+    assert fairness.improved_share(before, after) == 0.5
+    assert fairness.improved_share(before, after, higher_is_better=False) == 0.25
+    assert fairness.improved_share([0.5], [0.6]) == 1.0
+    assert math.isnan(fairness.improved_share([], []))
+    with pytest.raises(ValueError, match="same clients"):
+        fairness.improved_share([0.5], [0.5, 0.6])
+
+
+def test_in_percent_deviations_are_100_times_and_variances_10000_times_as_large() -> None:
+    fractions = [0.6426, 0.8703, 0.8997]
+    one, percent = Fairness.of(fractions), Fairness.of([100 * value for value in fractions])
+    for name in ("mean", "standard_deviation", "worst_10", "best_10", "min", "max"):
+        assert getattr(percent, name) == pytest.approx(100 * getattr(one, name))
+    assert percent.variance == pytest.approx(10_000 * one.variance)
+    assert percent.angle_degrees == pytest.approx(one.angle_degrees)
+
+
 def test_of_no_client_every_measure_is_unknown() -> None:
     measures = asdict(Fairness.of([]))
     assert measures.pop("clients") == 0

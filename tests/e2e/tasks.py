@@ -20,13 +20,25 @@ class ShiftTask:
     device = "test"
     test_samples = 10
 
-    def __init__(self, shift: float, size: int, samples: int, steps: int, step_seconds: float, trouble: str) -> None:
+    def __init__(
+        self,
+        shift: float,
+        size: int,
+        samples: int,
+        steps: int,
+        step_seconds: float,
+        trouble: str,
+        target: float,
+        accuracy: float,
+    ) -> None:
         self.train_samples = samples
         self._shift = np.float32(shift)
         self._size = size
         self._steps = steps
         self._step_seconds = step_seconds
         self._trouble = trouble
+        self._target = target
+        self._accuracy = accuracy
 
     def initial_model(self) -> Model:
         buffers = {"norm.running_mean": np.zeros(2, np.float32), "norm.count": np.zeros((), np.int64)}
@@ -53,7 +65,7 @@ class ShiftTask:
     def evaluate(self, model: Arrays) -> Evaluation:
         if self._trouble == "blind":
             raise RuntimeError("this task cannot evaluate")
-        return Evaluation(samples=10, loss=float(abs(model["weight"][0])), accuracy=0.5)
+        return Evaluation(samples=10, loss=float(abs(model["weight"][0] - self._target)), accuracy=self._accuracy)
 
 
 def shift(
@@ -64,7 +76,10 @@ def shift(
     step_seconds: str = "0",
     trouble: str = "",
     trace: str = "",
+    target: str = "0",
+    accuracy: str = "0.5",
 ) -> ShiftTask:
     if trace:
         Path(trace).touch()
-    return ShiftTask(float(shift), int(size), int(samples), int(steps), float(step_seconds), trouble)
+    numbers = (float(shift), int(size), int(samples), int(steps), float(step_seconds))
+    return ShiftTask(*numbers, trouble, float(target), float(accuracy))

@@ -160,6 +160,17 @@ def test_a_second_join_takes_over_and_the_first_is_told(standing: Fleet) -> None
     second.leave()
 
 
+def test_the_open_upload_of_a_process_that_was_taken_over_from_ends_with_it(device: Device, standing: Fleet) -> None:
+    heir = Device(standing.address, device.name)
+    chunks, encoded = device.encode()
+    token = device.open(encoded).upload
+    heir.join()
+    with refused(Code.FAILED_PRECONDITION, "open it again"):
+        device.send(token, chunks)
+    heir.task, device.session = device.task, heir.session
+    assert heir.send(heir.open(encoded).upload, chunks).outcome == pb.OUTCOME_COUNTED
+
+
 def test_a_reconnection_of_the_same_process_is_no_takeover(standing: Fleet) -> None:
     device = Device(standing.address, "flaky")
     for _ in range(8):
@@ -484,7 +495,7 @@ def test_frequent_pings_are_borne(standing: Fleet) -> None:
 
 
 def start(fleet: Fleet, *words: str) -> tuple[int, str]:
-    done = fleet.run("server", "--listen", "127.0.0.1:0", *words)
+    done = fleet.run("server", "--listen", "127.0.0.1:0", "--set", "http.port=0", *words)
     return done.returncode, done.stderr
 
 

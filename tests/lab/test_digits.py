@@ -82,14 +82,16 @@ def test_a_written_shard_is_read_back_as_it_was(shards: dict[str, digits.Shard],
             assert wrote.dtype == read.dtype
 
 
-@pytest.mark.parametrize(("shard", "name"), [("0", "upright-0"), ("9", "rotated-1"), ("rotated-0", "rotated-0")])
+@pytest.mark.parametrize(
+    ("shard", "name"), [("0", "upright-0"), ("9", "rotated-1"), ("rotated-0", "rotated-0"), ("18", "rotated-0.1")]
+)
 def test_a_shard_is_meant_by_place_or_by_name(shard: str, name: str) -> None:
     assert digits.client_name(shard) == name
 
 
-@pytest.mark.parametrize("shard", ["10", "-1", "", "upright-8", "1.0"])
+@pytest.mark.parametrize("shard", ["100", "-1", "", "upright-8", "1.0", "upright-0.0"])
 def test_a_shard_that_is_not_there_is_refused(shard: str) -> None:
-    with pytest.raises(UsageError, match="0 to 9"):
+    with pytest.raises(UsageError, match="0 to 99"):
         digits.softmax(shard)
 
 
@@ -112,6 +114,15 @@ def test_without_a_folder_the_task_makes_the_same_shard(folder: Path) -> None:
     one, other = digits.softmax("3"), digits.softmax("3", data=str(folder))
     job, zero = Job(Plan()), one.initial_model().named()
     assert np.array_equal(one.train(zero, job).arrays["linear.weight"], other.train(zero, job).arrays["linear.weight"])
+
+
+def test_a_fleet_of_more_than_ten_takes_further_splits_of_the_same_images(tmp_path: Path) -> None:
+    digits.write_shards(tmp_path, splits=2)
+    assert len(list(tmp_path.iterdir())) == 20
+    first, eleventh = digits.read_shard(tmp_path, "upright-0"), digits.read_shard(tmp_path, "upright-0.1")
+    assert len(first.train_labels) != len(eleventh.train_labels)
+    made, read = digits.softmax("10"), digits.softmax("10", data=str(tmp_path))
+    assert made.train_samples == read.train_samples == len(eleventh.train_labels)
 
 
 @pytest.mark.parametrize("factory", ["softmax", "torch_mlp"])

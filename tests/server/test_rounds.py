@@ -67,6 +67,13 @@ def test_the_deadline_takes_a_quorum_and_releases_the_rest() -> None:
     assert done.lost == people("c", "d")
 
 
+def test_the_first_enough_of_those_asked_end_the_round() -> None:
+    begun = after(Round(0), ClientsChosen(people("a", "b", "c"), wanted=2), UpdateStored("c"))
+    assert begun.phase is Phase.TRAINING
+    done, actions = step(begun, UpdateStored("a"), POLICY)
+    assert (done.phase, actions) == (Phase.AGGREGATING, (Release(people("b")), Aggregate(people("a", "c"))))
+
+
 def test_a_missed_quorum_keeps_what_came_in_and_asks_more() -> None:
     short = after(Round(0), ClientsChosen(people("a", "b", "c", "d")), UpdateStored("a"), DeadlinePassed(0))
     assert (short.phase, short.attempt, short.received) == (Phase.WAITING, 1, people("a"))
@@ -122,7 +129,9 @@ def test_an_evaluation_deadline_releases_the_silent() -> None:
 
 
 def test_an_evaluation_does_not_wait_for_ever_for_clients() -> None:
-    committed, actions = step(Round(2, Phase.AGGREGATING, received=people("a")), ModelStored(3), Policy(3, 1.0, 1))
+    committed, actions = step(
+        Round(2, Phase.AGGREGATING, received=people("a")), ModelStored(3), Policy(3, evaluate_every=1)
+    )
     assert (committed.phase, actions) == (Phase.EVALUATING, (Wait(),))
     assert after(committed, DeadlinePassed(0)).phase is Phase.FINISHED
     assert after(Round(2, Phase.EVALUATING), StopRequested("enough")).phase is Phase.FINISHED

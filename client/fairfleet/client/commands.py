@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fairfleet.client.agent import Agent
+from fairfleet.client.replica import number_of
 from fairfleet.client.settings import ClientSettings
 from fairfleet.client.task import Task, load_task
 from fairfleet.common import logs
 from fairfleet.common.errors import UsageError
 from fairfleet.common.settings import read_settings
 from fairfleet.common.tensors import Section
+
+log = logging.getLogger(__name__)
 
 TaskOption = Annotated[str | None, typer.Option(help="module:name of a Task, or of a function that makes one.")]
 Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="name=value for that function.")]
@@ -43,17 +49,18 @@ def client(
     given: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
     if option:
         given["options"] = dict(_pair(text) for text in option)
-    settings = read_settings(ClientSettings, config, given)
-    agent = Agent(settings.name, _task(settings), settings.server, settings.state_dir / settings.name)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.stop())
-    print(f"{settings.name}: {agent.run()}")
+    with _numbered(read_settings(ClientSettings, config, given)) as settings:
+        agent = Agent(settings.name, _task(settings), settings.server, settings.state_dir / settings.name)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: agent.stop())
+        print(f"{settings.name}: {agent.run()}")
 
 
 def init(
     task: Annotated[str, typer.Option(help="module:name of a Task, or of a function that makes one.")],
     output: Annotated[Path, typer.Option("--output", help="The file to write.")] = Path("model.safetensors"),
     option: Options = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave a file that exists already as it is.")] = False,
 ) -> None:
     """Write a task's untrained model to a .safetensors file, for `fairfleet server --model`.
 
@@ -61,12 +68,29 @@ def init(
 
       fairfleet init --task my_task:task --output model.safetensors
     """
+    if output.exists() and keep:
+        print(f"{output}: kept")
+        return
     if output.exists():
-        raise UsageError(f"{output} exists already; remove it or give another --output")
+        raise UsageError(f"{output} exists already; remove it, give another --output, or --keep it")
     model = load_task(task, dict(_pair(text) for text in option or ())).initial_model()
-    model.save(output)
+    beside = output.with_name(f".{output.name}.part")  # a file that is kept later must be whole
+    model.save(beside)
+    beside.replace(output)
     parameters = model.signature.size(Section.PARAMETERS)
     print(f"{output}: {len(model.signature.tensors)} tensors, {parameters:,} parameters")
+
+
+@contextlib.contextmanager
+def _numbered(settings: ClientSettings) -> Iterator[ClientSettings]:
+    """With this replica's number, where it is one of several; a claimed one is ours until the end."""
+    if settings.replica is None:
+        yield settings
+        return
+    with number_of(settings.replica, settings.state_dir) as number:
+        numbered = settings.numbered(number)
+        log.info("this is replica %d: %s", number, numbered.name)
+        yield numbered
 
 
 def _task(settings: ClientSettings) -> Task:

@@ -11,8 +11,8 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import grpc
 
@@ -21,6 +21,8 @@ from fairfleet.common.errors import FleetError, LimitReached, Refused, Unreachab
 from fairfleet.common.keepalive import CLIENT_OPTIONS
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
+
+T = TypeVar("T")
 
 ANSWER_SECONDS = 5.0
 STATUS_EVERY_SECONDS = 1.0  # what events do not carry: bytes moved, clients missing
@@ -45,20 +47,37 @@ class OperatorLink:
         self._stub = OperatorStub(self._channel)
 
     def status(self) -> pb.StatusResponse:
-        try:
-            return self._stub.Status(pb.StatusRequest(), timeout=ANSWER_SECONDS)
-        except grpc.RpcError as error:
-            raise self._explained(error) from None
+        return self._answered(lambda: self._stub.Status(pb.StatusRequest(), timeout=ANSWER_SECONDS))
 
     def snapshot(self) -> Snapshot:
-        status = self.status()
-        first = max(0, status.version - RECENT)
+        return Snapshot(self.status(), self.clients(), self.rounds(RECENT))
+
+    def rounds(self, last: int) -> tuple[pb.RoundRecord, ...]:
+        """The records of the newest rounds, oldest first."""
+        request = pb.RoundsRequest(first=max(0, self.status().version - last))
+        return self._answered(lambda: tuple(self._stub.Rounds(request, timeout=ANSWER_SECONDS)))
+
+    def clients(self) -> tuple[pb.ClientRecord, ...]:
+        return self._answered(lambda: tuple(self._stub.Clients(pb.ClientsRequest(), timeout=ANSWER_SECONDS)))
+
+    def pause(self) -> None:
+        self._answered(lambda: self._stub.Pause(pb.PauseRequest(), timeout=ANSWER_SECONDS))
+
+    def resume(self) -> None:
+        self._answered(lambda: self._stub.Resume(pb.ResumeRequest(), timeout=ANSWER_SECONDS))
+
+    def stop(self, reason: str) -> None:
+        self._answered(lambda: self._stub.Stop(pb.StopRequest(reason=reason), timeout=ANSWER_SECONDS))
+
+    def revoke(self, client: str, reason: str) -> None:
+        request = pb.RevokeRequest(client=client, reason=reason)
+        self._answered(lambda: self._stub.Revoke(request, timeout=ANSWER_SECONDS))
+
+    def _answered(self, call: Callable[[], T]) -> T:
         try:
-            clients = tuple(self._stub.Clients(pb.ClientsRequest(), timeout=ANSWER_SECONDS))
-            recent = tuple(self._stub.Rounds(pb.RoundsRequest(first=first), timeout=ANSWER_SECONDS))
+            return call()
         except grpc.RpcError as error:
             raise self._explained(error) from None
-        return Snapshot(status, clients, recent)
 
     def model(self, version: int | None) -> Iterator[pb.FileChunk]:
         """The file of a committed model, the newest if no version is given."""

@@ -7,8 +7,9 @@ import re
 import socket
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from fairfleet.client.replica import MARK, Source
 from fairfleet.common.settings import Settings
 
 
@@ -20,12 +21,20 @@ def default_state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local" / "state")) / "fairfleet"
 
 
+NAME = rf"^([A-Za-z0-9._-]|{re.escape(MARK)}){{1,64}}$"
+
+
 class ClientSettings(Settings):
     server: str = Field(default="127.0.0.1:8440", description="host:port")
-    name: str = Field(default_factory=host_name, pattern=r"^[A-Za-z0-9._-]{1,64}$", description="the identity")
+    name: str = Field(default_factory=host_name, pattern=NAME, description="the identity")
     task: str = Field(description="module:name of a Task, or of a function that makes one")
     options: dict[str, str] = Field(default={}, description="for the function that makes the task")
     state_dir: Path = Field(default_factory=default_state_dir, description="for updates that are not sent yet")
+    replica: Source | None = Field(
+        default=None,
+        description=f"what {MARK} in name and options stands for: the number at the end of the host name (hostname), "
+        "or the lowest that no other process holds in the shared state_dir (claim)",
+    )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps; for tasks that can choose")
 
     @field_validator("server")
@@ -34,3 +43,14 @@ class ClientSettings(Settings):
         if not re.fullmatch(r".+:\d{1,5}", server):
             raise ValueError("must be host:port, for example fleet.example:8440")
         return server
+
+    @model_validator(mode="after")
+    def _replica_is_known(self) -> ClientSettings:
+        if self.replica is None and any(MARK in text for text in (self.name, *self.options.values())):
+            raise ValueError(f"{MARK} is used, but not what it stands for: set replica to hostname or claim")
+        return self
+
+    def numbered(self, number: int) -> ClientSettings:
+        """With the replica's number put in."""
+        options = {key: value.replace(MARK, str(number)) for key, value in self.options.items()}
+        return self.model_copy(update={"name": self.name.replace(MARK, str(number)), "options": options})

@@ -1,8 +1,9 @@
 """How evenly a fleet is served: measures on a vector of one value per client (accuracy, loss).
 
 Values are taken in the unit they come in. The papers give accuracies in percent, so their mean, deviation,
-worst and best are 100 times those of our fractions. FedFV's "Var." is the standard deviation in percent;
-FedLF's `fair` is the angle in radians. Angle, KL, Gini, Jain and the relative deviation have no unit.
+worst and best are 100 times those of our fractions, and a variance 10,000 times. FedFV's "Var." is the standard
+deviation in percent; FedLF's `fair` is the angle in radians. Angle, KL, Gini, Jain and the relative deviation have
+no unit.
 
 Of no client nothing is known: every measure is NaN. One client, or clients all alike (all zero too), are
 served perfectly evenly: deviations, angle, KL and Gini are 0 and Jain is 1.
@@ -88,6 +89,14 @@ def worst(values: ArrayLike, percent: int, *, higher_is_better: bool = True) -> 
 
 def best(values: ArrayLike, percent: int, *, higher_is_better: bool = True) -> float:
     return _tail(values, percent, lowest=not higher_is_better)
+
+
+def improved_share(before: ArrayLike, after: ArrayLike, *, higher_is_better: bool = True) -> float:
+    """The share of clients that are served better than before; both vectors in the same order. NaN of no client."""
+    old, new = _vector(before), _vector(after)
+    if len(old) != len(new):
+        raise ValueError(f"found {len(old)} values before and {len(new)} after; expected the same clients in both")
+    return mean(new > old if higher_is_better else new < old)
 
 
 @dataclass(frozen=True)

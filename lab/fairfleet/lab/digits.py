@@ -26,6 +26,7 @@ CLASSES = 10
 # 83.7 on average) and 23 to 53 % (worst client, 39.4 on average); with this seed at about 83 % and 37 %.
 SEED = 4
 CLIENTS = tuple(f"upright-{n}" for n in range(UPRIGHT)) + tuple(f"rotated-{n}" for n in range(ROTATED))
+SPLITS = 10  # a fleet of more than ten takes further splits of the same images, whose clients are called upright-0.1 …
 
 Pixels = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -74,11 +75,13 @@ def _shard(pixels: Pixels, labels: Labels, share: NDArray[Any], random: np.rando
     return Shard(held[train], labels[train], held[test], labels[test])
 
 
-def write_shards(folder: Path, seed: int = SEED) -> None:
+def write_shards(folder: Path, seed: int = SEED, splits: int = 1) -> None:
     """Writes each client's shard to `<folder>/<client>.npz`, for the `data` option of the tasks below."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, shard in partition(*images(), seed).items():
-        np.savez(folder / f"{name}.npz", **shard._asdict())
+    pixels, labels = images()
+    for split in range(splits):
+        for name, shard in partition(pixels, labels, seed + split).items():
+            np.savez_compressed(folder / f"{_in_split(name, split)}.npz", **shard._asdict())
 
 
 def read_shard(folder: Path, name: str) -> Shard:
@@ -94,19 +97,27 @@ def read_shard(folder: Path, name: str) -> Shard:
 
 
 def client_name(shard: str) -> str:
-    """Which client `shard` means: a name such as rotated-1, or its place among the ten, from 0."""
-    by_place = {str(place): name for place, name in enumerate(CLIENTS)}
-    if shard in CLIENTS or shard in by_place:
+    """Which client `shard` means: a name such as rotated-1, or its place in the fleet, from 0."""
+    names = [_in_split(name, split) for split in range(SPLITS) for name in CLIENTS]
+    by_place = {str(place): name for place, name in enumerate(names)}
+    if shard in names or shard in by_place:
         return by_place.get(shard, shard)
     raise UsageError(
-        f"shard={shard!r} is none of the {len(CLIENTS)} digits clients; "
-        f"give a number from 0 to {len(CLIENTS) - 1} or one of {', '.join(CLIENTS)}"
+        f"shard={shard!r} is none of the digits clients; "
+        f"give a number from 0 to {len(names) - 1} or one of {', '.join(CLIENTS)}"
     )
+
+
+def _in_split(name: str, split: int) -> str:
+    return f"{name}.{split}" if split else name
 
 
 def _shard_for(shard: str, data: str | None) -> Shard:
     name = client_name(shard)
-    return read_shard(Path(data), name) if data else partition(*images())[name]
+    if data:
+        return read_shard(Path(data), name)
+    client, _, split = name.partition(".")
+    return partition(*images(), SEED + int(split or 0))[client]
 
 
 def softmax(shard: str, data: str | None = None) -> Task:

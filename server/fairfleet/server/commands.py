@@ -64,8 +64,9 @@ def server(
     asyncio.run(serve(settings, _announce))
 
 
-def _announce(address: str) -> None:
-    print(f"serving on {address}", flush=True)  # on standard output: programs that start a server read it
+def _announce(address: str, url: str) -> None:
+    """On standard output: programs that start a server read it."""
+    print(f"serving on {address}\nmetrics on {url}/metrics", flush=True)
 
 
 def _pair(text: str) -> tuple[str, str]:

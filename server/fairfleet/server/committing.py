@@ -28,6 +28,7 @@ from fairfleet.server.history import Folder, History
 from fairfleet.server.optimizers import OptimizerState
 from fairfleet.server.publication import Publication
 from fairfleet.server.rules import Recipe, Report
+from fairfleet.server.rules.base import PastRow
 from fairfleet.server.store import Store, StoredModel, StoredUpdate
 
 Updates = Mapping[str, tuple[StoredUpdate, Model]]
@@ -80,6 +81,9 @@ class Committer:
                 f"database says {stored.digest.hex()[:16]}…. Restore the state directory from a backup."
             )
         return cls(store, recipe, model, publication, load_state(store, stored, recipe))
+
+    def past_rows(self) -> list[PastRow]:
+        return list(self._history.rows().values()) if self._history else []
 
     def add(self, client: str, row: Model, asked: Iterable[str]) -> None:
         """An update is whole; `multiply` will take its row in."""

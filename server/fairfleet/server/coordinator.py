@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fairfleet.common import wire
 from fairfleet.common.errors import FleetError, Refused, Revoked, WrongState, short
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
-from fairfleet.server import rounds, selection
+from fairfleet.server import rounds
 from fairfleet.server.broadcast import Broadcast
 from fairfleet.server.committing import Committed, Committer, record_out
 from fairfleet.server.intake import Intake
 from fairfleet.server.publication import Publication
-from fairfleet.server.roster import Assignment, Roster
+from fairfleet.server.roster import POLL_SECONDS, Assignment, Roster
 from fairfleet.server.rounds import Phase, Round
+from fairfleet.server.rules.base import PastRow
+from fairfleet.server.scheduling import Scheduler
 from fairfleet.server.sessions import Member, Session, Sessions
 from fairfleet.server.settings import ServerSettings
 from fairfleet.server.store import Fact, Store, StoredUpdate, Write
@@ -36,6 +39,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SWEEP_SECONDS = 1.0
+WAITING_NEWS_SECONDS = 30.0
 GATHER_SECONDS = 0.05  # rows that arrive within so little are multiplied together, which is cheaper than one by one
 WORKERS = 4
 
@@ -61,6 +65,7 @@ class Arrival:
 class Traffic:
     received_bytes: int = 0
     sent_bytes: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)  # of updates: late, repeated, refused
 
 
 class Coordinator:
@@ -77,6 +82,7 @@ class Coordinator:
         self.sessions = Sessions(settings.lease_seconds, settings.limits.clients, store.next_boot())
         self._store = store
         self._policy = settings.policy()
+        self._scheduler = Scheduler(settings, store)
         self._round = Round(0)
         self._lock = asyncio.Lock()
         self._database = ThreadPoolExecutor(1, "database")
@@ -93,6 +99,7 @@ class Coordinator:
         self._gathering: asyncio.TimerHandle | None = None
         self._evaluation = pb.EvaluationFinished()  # of the evaluation under way, so far
         self._started = self._asked_at = self._now()
+        self._alone_since = self._said_so = self._started  # since when there are too few clients, and when it was said
 
     # ---- life ----------------------------------------------------------------------------------
 
@@ -144,6 +151,14 @@ class Coordinator:
     def uptime_seconds(self) -> float:
         return self._now() - self._started
 
+    @property
+    def revoked(self) -> Set[str]:
+        return self._revoked.keys()
+
+    def past_rows(self) -> list[PastRow]:
+        """The history: whose row of which round is kept."""
+        return self._committer.past_rows()
+
     def missing_clients(self) -> int:
         waiting = self._round.phase is Phase.WAITING
         return max(0, self.settings.round.minimum_clients - len(self.sessions)) if waiting else 0
@@ -175,6 +190,13 @@ class Coordinator:
             await self._roster.wait(session)
             self.session(id)  # it may have been superseded or revoked meanwhile
         return self._roster.assignment(session.client)
+
+    def send_away(self, id: str) -> float:
+        """For how many seconds an idle client is to stay away, and may: polls of a large fleet are spread out."""
+        session = self.session(id)
+        seconds = spread_out(len(self.sessions), self.settings.limits.polls_per_second)
+        session.last_seen = self._now() + seconds
+        return seconds
 
     def doing(self, client: str) -> str:
         assignment = self._roster.assignment(client)
@@ -231,6 +253,7 @@ class Coordinator:
             if evaluation:
                 reported.evaluation.CopyFrom(wire.evaluation_out(evaluation))
             self._roster.release([client])
+            self._scheduler.evaluated(version, client, evaluation.accuracy if evaluation else None)
             self._evaluation.reported += evaluation is not None
             write = self._store.evaluation_write(version, client, evaluation, failure)
             await self._apply(rounds.Evaluated(client), writes=[write], news=[{"evaluation_reported": reported}])
@@ -320,6 +343,7 @@ class Coordinator:
                 continue
             update = self._intake.keep(arrival.upload)
             self._add_row(announced.client)
+            self._scheduler.took(self._now() - self._asked_at)
             self._roster.release([announced.client])
             events.append(rounds.UpdateStored(announced.client))
             round, _ = rounds.step(round, events[-1], self._policy)
@@ -433,39 +457,31 @@ class Coordinator:
         for action, at in todo:
             self._carry_out(action, at)
 
-    def _choose(self, round: Round) -> rounds.ClientsChosen | None:
-        """Who is to be asked now, if anybody. It may be that nobody can evaluate: then the empty set is chosen."""
-        wanted = self.settings.round
-        if self.stopping or len(self.sessions) < wanted.minimum_clients:
+    def _choose(self, round: Round) -> rounds.Event | None:
+        """What follows by itself: an end that is reached, or clients to be asked."""
+        if self.stopping:
             return None
-        if round.phase is Phase.EVALUATING and not round.asked:
-            able = (session.client for session in self.sessions.all() if session.member.test_samples)
-            return rounds.ClientsChosen(frozenset(able))
-        if round.phase is Phase.WAITING and not round.paused:
-            busy = round.asked | round.received
-            candidates = {session.client for session in self.sessions.all()} - busy
-            places = wanted.clients - len(busy) if wanted.clients else len(candidates)
-            if candidates and places > 0:
-                seed = (self.settings.seed, round.number, round.attempt)
-                return rounds.ClientsChosen(selection.uniform(candidates, places, seed))
-        return None
+        fresh = round.phase is Phase.WAITING and not round.asked and not round.received
+        if fresh and (reason := self._scheduler.reason_to_end(time.time())):
+            return rounds.StopRequested(reason)
+        return self._scheduler.choose(round, self.sessions.all())
 
     def _carry_out(self, action: rounds.Action, round: Round) -> None:
         match action:
             case rounds.Train(clients):
                 if round.attempt == 0:
                     self._asked_at = self._now()
-                self._set_deadline(self._patience(round.phase))
+                self._set_deadline(self._scheduler.patience(round.phase))
                 self._roster.assign("train", round.number, round.attempt, clients, self._ends)
                 started = pb.RoundStarted(clients=sorted(clients), attempt=round.attempt, received=len(round.received))
                 self._emit(round_started=started)
             case rounds.Evaluate(clients):
-                self._set_deadline(self._patience(round.phase))
+                self._set_deadline(self._scheduler.patience(round.phase))
                 self._roster.assign("evaluate", round.number, round.attempt, clients, self._ends)
                 self._evaluation = pb.EvaluationFinished(asked=len(clients))
                 self._emit(evaluation_started=pb.EvaluationStarted(clients=sorted(clients)))
             case rounds.Wait():
-                self._set_deadline(self._patience(round.phase))
+                self._set_deadline(self._scheduler.patience(round.phase))
             case rounds.Release(clients):
                 self._roster.release(clients)
                 for client in clients:
@@ -479,10 +495,6 @@ class Coordinator:
                 self._roster.release_all()
                 self._check_all_told()
                 self._emit(federation_finished=pb.FederationFinished(reason=reason))
-
-    def _patience(self, phase: Phase) -> float:
-        wanted = self.settings.round
-        return wanted.evaluation_deadline_seconds if phase is Phase.EVALUATING else wanted.deadline_seconds
 
     def _set_deadline(self, seconds: float) -> None:
         if self._deadline:
@@ -519,6 +531,9 @@ class Coordinator:
         if not self._intake.durable:
             writes = [self._store.update_write(update) for update, _ in self._intake.whole.values()] + writes
 
+        # Before the next round's clients are chosen, which the same transaction does.
+        self._scheduler.counted(update for update, _ in self._intake.whole.values())
+
         def publish() -> None:
             self._committer.adopt(committed, self._intake.whole)
             self._intake.clear()
@@ -550,6 +565,7 @@ class Coordinator:
         """Ends leases. Clients asked before a restart that did not come back count as silent since the start."""
         while True:
             await asyncio.sleep(min(SWEEP_SECONDS, self.settings.lease_seconds / 4))
+            await self._wait_for_fleet()
             now = self._now()
             for session in self.sessions.expired(now):
                 if session in self.sessions.expired(self._now()):  # it may have come back while others were seen to
@@ -557,6 +573,20 @@ class Coordinator:
             if now - self._started > self.settings.lease_seconds:
                 for client in [client for client in self._round.asked if self.sessions.get(client) is None]:
                     await self._lost(client)
+
+    async def _wait_for_fleet(self) -> None:
+        """Says how many clients are missing, now and then, and gives up when that is wanted."""
+        now, longest = self._now(), self.settings.round.longest_wait_seconds
+        if not self.missing_clients():
+            self._alone_since = self._said_so = now
+            return
+        words = self._scheduler.too_few(len(self.sessions))
+        if now - self._said_so >= WAITING_NEWS_SECONDS:
+            self._said_so = now
+            log.info("round %d: %s", self._round.number, words)
+        if longest is not None and now - self._alone_since >= longest and not self._round.stopping:
+            log.warning("round %d: %s, and that for %g s", self._round.number, words, longest)
+            await self._record(rounds.StopRequested(f"{words}; gave up after {longest:g} s"))
 
     # ---- plumbing ------------------------------------------------------------------------------
 
@@ -600,6 +630,15 @@ def update_received(update: StoredUpdate, round: Round) -> pb.UpdateReceived:
         received=len(round.received),
         asked=len(round.asked),
     )
+
+
+def spread_out(clients: int, polls_per_second: int) -> float:
+    """How long each of so many idle clients stays away between two polls, beside the time that a poll is held.
+
+    >>> spread_out(1_000, 200), spread_out(10_000, 200)
+    (0.0, 25.0)
+    """
+    return max(0.0, clients / polls_per_second - POLL_SECONDS)
 
 
 def ends_evaluation(before: Round, after: Round) -> bool:

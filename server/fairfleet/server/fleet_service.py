@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from fairfleet.common import wire
 from fairfleet.common.codecs import agree
-from fairfleet.common.errors import BadRequest, NotKept, Refused, SessionUnknown, TryLater, WrongState, short
+from fairfleet.common.errors import (
+    BadRequest,
+    Corrupted,
+    LimitReached,
+    NotKept,
+    Refused,
+    SessionUnknown,
+    TryLater,
+    WrongState,
+    short,
+)
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.coordinator import Coordinator, Receipt
 from fairfleet.server.handlers import Context
@@ -75,7 +85,7 @@ class FleetService:
         if coordinator.round.phase is Phase.FINISHED:
             coordinator.told_finished(request.session)
             return pb.NextTaskResponse(finished=pb.Finished(reason=coordinator.round.stopping))
-        return pb.NextTaskResponse(wait=pb.Wait())
+        return pb.NextTaskResponse(wait=pb.Wait(retry_after_seconds=coordinator.send_away(request.session)))
 
     def _task(self, session: str, assignment: Assignment) -> pb.NextTaskResponse:
         coordinator, publication = self._coordinator, self._coordinator.publication
@@ -120,8 +130,10 @@ class FleetService:
             request.digest,
             wire.report_in(request.report),
         )
-        opened = await coordinator.open_upload(request.session, announced, request.model_digest)
+        with self._counting_refusals():
+            opened = await coordinator.open_upload(request.session, announced, request.model_digest)
         if isinstance(opened, Receipt):
+            coordinator.traffic.outcomes["repeated" if opened.counted else "late"] += 1
             return pb.OpenUploadResponse(receipt=receipt_out(opened))
         return pb.OpenUploadResponse(upload=opened.token, offset_bytes=opened.offset_bytes)
 
@@ -131,9 +143,11 @@ class FleetService:
         token = metadata.get(wire.UPLOAD_METADATA, b"")
         upload = coordinator.upload(token)
         try:
-            with coordinator.transferring(upload.announced.client):
+            with coordinator.transferring(upload.announced.client), self._counting_refusals():
                 rest = await _receive(stream, lambda messages: coordinator.take_chunks(upload, token, messages))
-                return pb.SendUploadResponse(receipt=receipt_out(await coordinator.complete(upload, token, rest)))
+                receipt = await coordinator.complete(upload, token, rest)
+                coordinator.traffic.outcomes["late"] += not receipt.counted
+                return pb.SendUploadResponse(receipt=receipt_out(receipt))
         except Refused as error:
             if isinstance(error, BadRequest):
                 coordinator.discard(upload)
@@ -142,6 +156,14 @@ class FleetService:
         except OSError as error:
             coordinator.discard(upload)  # what is on the disk may not be what was received
             raise TryLater(f"the server cannot write to its disk: {error.strerror}") from error
+
+    @contextlib.contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except (BadRequest, Corrupted, LimitReached):
+            self._coordinator.traffic.outcomes["refused"] += 1
+            raise
 
     async def ReportEvaluation(  # noqa: N802
         self, request: pb.ReportEvaluationRequest, context: Context

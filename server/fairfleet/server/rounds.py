@@ -39,8 +39,15 @@ class Phase(enum.Enum):
 class Policy:
     rounds: int  # the federation ends after so many
     quorum: float = 0.8  # share of a round's clients whose updates suffice at the deadline
+    tolerate_missing: int | None = None  # instead of the quorum: so many of the round's clients may be missing
     evaluate_every: int = 0  # rounds; the last model is evaluated too; 0: never
     minimum_clients: int = 1  # with fewer no round begins, and none ends
+
+    def suffice(self, wanted: int) -> int:
+        """How many updates do at the deadline."""
+        if self.tolerate_missing is not None:
+            return max(1, wanted - self.tolerate_missing)
+        return max(1, math.ceil(self.quorum * wanted))
 
     def evaluation_due(self, version: int, last: bool) -> bool:
         return self.evaluate_every > 0 and (last or version % self.evaluate_every == 0)
@@ -51,7 +58,7 @@ class Round:
     number: int  # also the version of the model it trains; while evaluating, of the model evaluated
     phase: Phase = Phase.WAITING
     attempt: int = 0
-    wanted: int = 0  # with how many clients the round set out
+    wanted: int = 0  # how many updates the round set out for; more clients may have been asked
     asked: Clients = NOBODY  # owe an update, or an evaluation
     received: Clients = NOBODY  # whose update is stored
     lost: Clients = NOBODY  # asked in this round, then gone
@@ -59,7 +66,7 @@ class Round:
     stopping: str = ""  # why the federation is to end after this round
 
     def enough(self, policy: Policy) -> bool:
-        return len(self.received) >= max(1, math.ceil(policy.quorum * self.wanted))
+        return len(self.received) >= policy.suffice(self.wanted)
 
     def takes_update_of(self, client: str) -> bool:
         """Whether an update of this client, computed on this round's model, would count."""
@@ -75,6 +82,7 @@ class ClientsChosen:
     """Clients to train, or to evaluate, by the phase that the choice was made in."""
 
     clients: Clients
+    wanted: int = 0  # of their updates, the first so many are enough; 0: all
 
 
 @dataclass(frozen=True)
@@ -185,8 +193,8 @@ class IllegalEvent(Bug):
 def step(round: Round, event: Event, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
     """What the round becomes, and what must now be done about it. Knows no IO."""
     match round.phase, event:
-        case Phase.WAITING, ClientsChosen(clients) if clients and not clients & (round.asked | round.received):
-            return _training(round, clients), (Train(clients),)
+        case Phase.WAITING, ClientsChosen(clients, some) if clients and not clients & (round.asked | round.received):
+            return _training(round, clients, some or len(clients)), (Train(clients),)
         case ((Phase.WAITING | Phase.TRAINING), UpdateStored(client)) if round.takes_update_of(client):
             taken = replace(
                 round,
@@ -203,7 +211,7 @@ def step(round: Round, event: Event, policy: Policy) -> tuple[Round, tuple[Actio
         case Phase.TRAINING, DeadlinePassed(attempt) if attempt == round.attempt:
             return _aggregate(round) if round.enough(policy) else _wait_for_more(round)
         case Phase.WAITING, DeadlinePassed(attempt) if attempt == round.attempt and round.received:
-            suffices = len(round.received) >= policy.minimum_clients
+            suffices = round.stopping or len(round.received) >= policy.minimum_clients
             return _aggregate(round) if suffices else (round, (Wait(),))
         case Phase.AGGREGATING, ModelStored(version) if version == round.number + 1:
             return _after_commit(round, policy)
@@ -235,14 +243,14 @@ def step(round: Round, event: Event, policy: Policy) -> tuple[Round, tuple[Actio
     raise IllegalEvent(f"round {round.number} is {round.phase.value} and cannot take {event!r}")
 
 
-def _training(round: Round, clients: Clients) -> Round:
-    wanted = max(round.wanted, len(clients) + len(round.received))
+def _training(round: Round, clients: Clients, some: int) -> Round:
+    wanted = max(round.wanted, some + len(round.received))
     return replace(round, phase=Phase.TRAINING, asked=round.asked | clients, lost=round.lost - clients, wanted=wanted)
 
 
 def _settle(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
-    """Goes on when nobody is waited for any more: all answered, or the deadline passed."""
-    if round.phase is Phase.TRAINING and round.asked:
+    """Goes on when nobody is waited for any more: enough have answered, all have, or the deadline passed."""
+    if round.phase is Phase.TRAINING and round.asked and len(round.received) < round.wanted:
         return round, ()
     if round.enough(policy):
         return _aggregate(round)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import disable_created_metrics
 from threadpoolctl import threadpool_limits
 
 from fairfleet.common.errors import UsageError
@@ -22,9 +24,11 @@ from fairfleet.proto.v1 import fleet_pb2, operator_pb2
 from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.fleet_service import RAW_STREAMS, FleetService
 from fairfleet.server.handlers import service_handler
+from fairfleet.server.http_endpoint import HttpEndpoint
+from fairfleet.server.monitoring import Monitoring
 from fairfleet.server.operator_service import OperatorService
 from fairfleet.server.publication import Publication
-from fairfleet.server.settings import ServerSettings
+from fairfleet.server.settings import Http, ServerSettings
 from fairfleet.server.store import Store
 
 log = logging.getLogger(__name__)
@@ -68,8 +72,8 @@ def _found_federation(store: Store, settings: ServerSettings) -> None:
     store.create(settings.name, model, Publication.of(0, model).digest)
 
 
-async def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
-    """Runs until a signal, or, if so set, until the federation is finished. `ready` gets the address."""
+async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> None:
+    """Runs until a signal, or, if so set, until the federation is finished. `ready` gets the address and the URL."""
     asked_to_stop = _signals()
     # Idle BLAS threads spin for a while after each call, on cores that serving needs; ours share the work instead.
     threadpool_limits(1, user_api="blas")
@@ -78,22 +82,38 @@ async def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
         coordinator = Coordinator(store, settings)
         server = _grpc_server(coordinator, store)
         address = _bind(server, settings.listen)
-        healthy = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-        await coordinator.start()
-        await server.start()
-        await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
-        gc.freeze()  # what was made so far stays: the collector need not look at it again and again
-        ready(address)
-        try:
-            await _until_over(coordinator, asked_to_stop)
-        finally:
-            await healthy.enter_graceful_shutdown()
-            coordinator.let_go()
-            await server.stop(GRACE_SECONDS)
-            await coordinator.stop()
+        async with _monitored(coordinator, store, settings.http) as (monitoring, url):
+            healthy = health.aio.HealthServicer()
+            health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+            await coordinator.start()
+            await monitoring.start()
+            await server.start()
+            await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+            gc.freeze()  # what was made so far stays: the collector need not look at it again and again
+            ready(address, url)
+            try:
+                await _until_over(coordinator, asked_to_stop)
+            finally:
+                await healthy.enter_graceful_shutdown()
+                coordinator.let_go()
+                await server.stop(GRACE_SECONDS)
+                await coordinator.stop()
     finally:
         store.close()
+
+
+@contextlib.asynccontextmanager
+async def _monitored(coordinator: Coordinator, store: Store, http: Http) -> AsyncIterator[tuple[Monitoring, str]]:
+    """Answers over HTTP from the first moment to the last, also while the coordinator starts and stops."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series per counter, which nothing here reads
+    monitoring = Monitoring(coordinator, store)
+    endpoint = HttpEndpoint(http.host, http.port, monitoring.page)
+    endpoint.start()
+    try:
+        yield monitoring, endpoint.url
+    finally:
+        await monitoring.stop()
+        await endpoint.stop()
 
 
 def _grpc_server(coordinator: Coordinator, store: Store) -> grpc.aio.Server:

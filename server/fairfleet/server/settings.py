@@ -20,8 +20,10 @@ from fairfleet.common.codecs import codec_named
 from fairfleet.common.errors import BadRequest
 from fairfleet.common.plan import Plan
 from fairfleet.common.settings import Settings
+from fairfleet.server.endings import Ending
 from fairfleet.server.rounds import Policy
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
+from fairfleet.server.selection import Selection
 
 PLAN_FIELDS = {"mu": "proximal_mu", "ditto_lambda": "personal_lambda"}  # the papers' names and ours
 
@@ -33,15 +35,52 @@ class Part(BaseModel):
 class RoundSettings(Part):
     minimum_clients: PositiveInt = Field(default=2, description="a round begins when so many are connected")
     clients: NonNegativeInt = Field(default=0, description="asked per round, drawn uniformly; 0 asks all")
-    quorum: float = Field(default=0.8, gt=0, le=1, description="share of the asked that suffices at the deadline")
+    selection: Selection = Field(default="uniform", description="how they are drawn, if not all are asked")
+    over_selection: float = Field(default=1.0, ge=1, description="ask so many times more, take the first enough")
+    quorum: float = Field(default=0.8, gt=0, le=1, description="share of the wanted that suffices at the deadline")
+    tolerate_missing: NonNegativeInt | None = Field(
+        default=None, description="instead of quorum: so many of the wanted may be missing at the deadline"
+    )
+    deadline: Literal["fixed", "adaptive"] = Field(
+        default="fixed", description="adaptive: learned from how long trainings took, at most deadline_seconds"
+    )
     deadline_seconds: PositiveFloat = 600.0
+    shortest_deadline_seconds: PositiveFloat = 10.0
+    deadline_factor: float = Field(default=3.0, ge=1, description="adaptive: so many times what 9 of 10 took")
+    longest_wait_seconds: PositiveFloat | None = Field(
+        default=None, description="end when too few clients were connected for so long; default: wait for ever"
+    )
     evaluate_every: NonNegativeInt = Field(default=10, description="rounds; the last is evaluated too; 0: never")
     evaluation_deadline_seconds: PositiveFloat = 120.0
 
 
+class End(Part):
+    """Reasons to end before all rounds are done."""
+
+    after_seconds: PositiveFloat | None = Field(default=None, description="since the federation began")
+    worst_10_percent: float | None = Field(
+        default=None, gt=0, le=1, description="mean accuracy of the worst-served tenth that is good enough"
+    )
+    plateau: NonNegativeInt = Field(
+        default=0, description="evaluations in a row that found no better worst-served tenth; 0: never"
+    )
+    plateau_margin: float = Field(default=0.001, ge=0, description="what counts as better")
+
+    def ending(self) -> Ending:
+        return Ending(**self.model_dump())
+
+
 class Limits(Part):
     clients: PositiveInt = Field(default=10_000, description="connected at the same time")
+    polls_per_second: PositiveInt = Field(
+        default=200, description="of idle clients: larger fleets are told to come back later"
+    )
     upload_bytes: PositiveInt | None = Field(default=None, description="of one update; default: what raw32 needs")
+
+
+class Http(Part):
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to serve /metrics, /healthz, /readyz on")
+    port: int = Field(default=8441, ge=0, le=65535, description="0 takes a free one")
 
 
 class Named(BaseModel):
@@ -58,11 +97,13 @@ class Named(BaseModel):
 class ServerSettings(Settings):
     name: str = Field(default="federation", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     listen: str = Field(default="127.0.0.1:8440", description="host:port; port 0 takes a free one")
+    http: Http = Http()
     state_dir: Path = Path("fairfleet-state")
     model: Path | None = Field(default=None, description="initial .safetensors; only for a new state directory")
     rounds: PositiveInt = 100
     seed: NonNegativeInt = 0
     round: RoundSettings = RoundSettings()
+    end: End = End()
     rule: Named = Field(default=Named(name="fedavg"), description="see `fairfleet rules`")
     optimizer: Named | None = Field(default=None, description="after the rule, instead of the rule's own")
     plan: Plan = Plan()
@@ -108,5 +149,10 @@ class ServerSettings(Settings):
         return self.plan.model_copy(update={PLAN_FIELDS[key]: value for key, value in made.plan.items()})
 
     def policy(self) -> Policy:
-        wanted = self.round
-        return Policy(self.rounds, wanted.quorum, wanted.evaluate_every, wanted.minimum_clients)
+        return Policy(
+            rounds=self.rounds,
+            quorum=self.round.quorum,
+            tolerate_missing=self.round.tolerate_missing,
+            evaluate_every=self.round.evaluate_every,
+            minimum_clients=self.round.minimum_clients,
+        )

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -28,6 +28,7 @@ from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Signature
 from fairfleet.server.durable import sync_folder, write_durably
 from fairfleet.server.rounds import Event, Round, event_to_json, round_from_json, round_to_json
+from fairfleet.server.selection import Candidate
 
 SCHEMA_VERSION = 1
 DATABASE = "federation.db"
@@ -180,6 +181,12 @@ class Store:
     def federation(self) -> str:
         return self._get("federation") or ""
 
+    def began_unix(self) -> float:
+        """When the federation was made."""
+        with self._reading() as connection:
+            began = connection.scalar(sa.select(models.c.unix_seconds).where(models.c.version == 0))
+        return float(began or 0.0)
+
     def signature(self) -> Signature:
         return Signature.from_json(self._get("signature") or "[]")
 
@@ -265,6 +272,20 @@ class Store:
         with self._reading() as connection:
             rows = connection.execute(query).all()
         return {client: TrainReport.model_validate_json(text).loss_before for client, text in rows}
+
+    def past_candidates(self) -> dict[str, Candidate]:
+        """Per client: the newest round that it took part in, and its loss then."""
+        newest = sa.select(updates.c.client, sa.func.max(updates.c.round).label("round")).group_by(updates.c.client)
+        latest = newest.subquery()
+        query = sa.select(updates.c.client, updates.c.round, updates.c.report).join(
+            latest, (updates.c.client == latest.c.client) & (updates.c.round == latest.c.round)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return {
+            client: Candidate(client, last_round=number, loss=TrainReport.model_validate_json(text).loss_before)
+            for client, number, text in rows
+        }
 
     def update_counts(self, before: int) -> dict[str, tuple[int, int]]:
         """Per client: how many updates it gave in rounds before this one, and the round of the newest."""
@@ -372,6 +393,26 @@ class Store:
         )
         with self._reading() as connection:
             return {client: Evaluation.model_validate_json(text) for client, text in connection.execute(query)}
+
+    def accuracies(self) -> dict[int, dict[str, float]]:
+        """Of every version that was evaluated, by version and client."""
+        query = sa.select(evaluations.c.version, evaluations.c.client, evaluations.c.evaluation)
+        found: dict[int, dict[str, float]] = defaultdict(dict)
+        with self._reading() as connection:
+            for version, client, text in connection.execute(query.where(evaluations.c.evaluation.is_not(None))):
+                accuracy = Evaluation.model_validate_json(text).accuracy
+                if accuracy is not None:
+                    found[version][client] = accuracy
+        return dict(found)
+
+    def evaluated_versions(self, last: int, count: int) -> list[int]:
+        """The newest versions, up to `last`, that some client has evaluated; newest first."""
+        query = sa.select(evaluations.c.version).where(
+            evaluations.c.version <= last, evaluations.c.evaluation.is_not(None)
+        )
+        query = query.distinct().order_by(evaluations.c.version.desc()).limit(count)
+        with self._reading() as connection:
+            return list(connection.scalars(query))
 
     def newest_evaluations(self) -> dict[str, tuple[int, Evaluation]]:
         newest = sa.select(evaluations.c.client, sa.func.max(evaluations.c.version).label("version")).where(

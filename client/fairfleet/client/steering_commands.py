@@ -1,0 +1,168 @@
+"""`fairfleet pause | resume | stop | revoke | rounds | clients`: what operators tell a server, and look up there."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from rich import box
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from fairfleet.client.operator_commands import LOCAL, Json, Server
+from fairfleet.client.operator_link import OperatorLink
+from fairfleet.proto.v1 import operator_pb2 as pb
+
+Reason = Annotated[str, typer.Option(help="For the records, and for those who ask why.")]
+STATES = {number: name.removeprefix("CLIENT_STATE_").lower() for name, number in pb.ClientState.items()}
+OF_A_ROUND = ("clients", "dropped", "tries", "train s", "step s", "received", "conflicts", "fallback")
+OF_A_CLIENT = ("state", "device", "samples", "updates", "last", "accuracy", "loss", "version")
+
+
+def pause(server: Server = LOCAL) -> None:
+    """Begin no new round. The one under way is finished; clients stay connected.
+
+    Example:
+
+      fairfleet pause && sleep 600 && fairfleet resume
+    """
+    with OperatorLink(server) as link:
+        link.pause()
+        print(f"paused at version {link.status().version}; `fairfleet resume` goes on")
+
+
+def resume(server: Server = LOCAL) -> None:
+    """Go on after a pause.
+
+    Example:
+
+      fairfleet resume --server fleet.example:8440
+    """
+    with OperatorLink(server) as link:
+        link.resume()
+        print("going on")
+
+
+def stop(server: Server = LOCAL, reason: Reason = "stopped by an operator") -> None:
+    """End the federation after the round under way. Clients are told and go; the model stays on the server.
+
+    Example:
+
+      fairfleet stop --reason 'good enough'
+    """
+    with OperatorLink(server) as link:
+        link.stop(reason)
+        print(f"ending after the round under way: {reason}")
+
+
+def revoke(
+    client: Annotated[str, typer.Argument(help="Its name.")], server: Server = LOCAL, reason: Reason = ""
+) -> None:
+    """Shut a client out, at once and for good. What it has contributed stays in the model.
+
+    Example:
+
+      fairfleet revoke kitchen-camera --reason stolen
+    """
+    with OperatorLink(server) as link:
+        link.revoke(client, reason)
+        print(f"{client} is out")
+
+
+def rounds(
+    server: Server = LOCAL,
+    last: Annotated[int, typer.Option(min=1, help="How many, the newest.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """The newest rounds: who took part, what it cost, whom the step would harm.
+
+    Examples:
+
+      fairfleet rounds --last 5
+
+      fairfleet rounds --json | jq .conflicts
+    """
+    with OperatorLink(server) as link:
+        found = link.rounds(last)
+    if as_json:
+        for record in found:
+            print(json.dumps(_round_json(record)))
+        return
+    table = Table("round", *OF_A_ROUND, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for record in found:
+        table.add_row(str(record.round), *_round_cells(record))
+    Console(highlight=False).print(table)
+
+
+def clients(server: Server = LOCAL, as_json: Json = False) -> None:
+    """Every client that the server has met: its state, its part in the model, and how it is served. Worst first.
+
+    Examples:
+
+      fairfleet clients
+
+      fairfleet clients --json | jq 'select(.state == "gone") | .client'
+    """
+    with OperatorLink(server) as link:
+        found = sorted(link.clients(), key=_served)
+    if as_json:
+        for record in found:
+            fields = MessageToDict(record, preserving_proto_field_name=True)
+            print(json.dumps({**fields, "state": STATES[record.state]}))
+        return
+    table = Table("client", *OF_A_CLIENT, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for record in found:
+        table.add_row(record.client, *_client_cells(record))
+    Console(highlight=False).print(table)
+
+
+def _round_cells(record: pb.RoundRecord) -> list[str]:
+    told = json.loads(record.diagnostics_json)
+    return [
+        str(len(record.contributions)),
+        ", ".join(record.dropped) or "-",
+        str(record.attempts),
+        f"{record.training_seconds:.2f}",
+        f"{record.aggregation_seconds:.3f}",
+        decimal(record.bytes_received),
+        ", ".join(told["conflicts"]) or "-",
+        "-" if told["status"] == "ok" else told["status"],
+    ]
+
+
+def _round_json(record: pb.RoundRecord) -> dict[str, object]:
+    told = json.loads(record.diagnostics_json)
+    return {
+        "round": record.round,
+        "clients": [part.client for part in record.contributions],
+        "dropped": list(record.dropped),
+        "attempts": record.attempts,
+        "training_seconds": record.training_seconds,
+        "aggregation_seconds": record.aggregation_seconds,
+        "commit_seconds": record.commit_seconds,
+        "bytes_received": record.bytes_received,
+        "unix_seconds": record.unix_seconds,
+        **{key: told[key] for key in ("rule", "status", "conflicts", "direction_norm", "cosines", "coefficients")},
+    }
+
+
+def _served(record: pb.ClientRecord) -> tuple[bool, float, str]:
+    known = record.HasField("evaluation") and record.evaluation.HasField("accuracy")
+    return (not known, record.evaluation.accuracy, record.client)
+
+
+def _client_cells(record: pb.ClientRecord) -> list[str]:
+    evaluation = record.evaluation if record.HasField("evaluation") else None
+    return [
+        STATES[record.state],
+        record.device or "-",
+        str(record.train_samples or "-"),
+        str(record.updates_counted),
+        str(record.last_counted_round) if record.HasField("last_counted_round") else "-",
+        f"{100 * evaluation.accuracy:.1f} %" if evaluation and evaluation.HasField("accuracy") else "-",
+        f"{evaluation.loss:.4f}" if evaluation else "-",
+        str(record.evaluated_version) if record.HasField("evaluated_version") else "-",
+    ]

@@ -1,0 +1,33 @@
+"""`fairfleet health`: for health checks, so it imports little and ends fast."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import grpc
+import typer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fairfleet.common.errors import Unreachable
+
+
+def health(
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server listens.")] = "127.0.0.1:8440",
+    seconds: Annotated[float, typer.Option(help="How long to wait for an answer.")] = 3.0,
+) -> None:
+    """Ask a server, through the gRPC health service, whether it serves; exit code 0 if so.
+
+    Example:
+
+      fairfleet health --server 127.0.0.1:8440
+    """
+    with grpc.insecure_channel(server) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            raise Unreachable(f"no server answers at {server} within {seconds:g} s ({error.code().name})") from None
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        raise Unreachable(f"the server at {server} says {status}; expected SERVING")
+    print(status.lower())

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairfleet.client.replica import claim, number_in
+from fairfleet.client.settings import ClientSettings
+from fairfleet.common.errors import BadSettings, UsageError
+from fairfleet.common.settings import read_settings
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fairfleet.client.replica import number_of
+with number_of("claim", Path(sys.argv[1])) as number:
+    print(number, flush=True)
+    time.sleep(600)
+"""
+
+
+class Holder:
+    """Another process that has claimed a number."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.number = int(self.process.stdout.readline())
+
+    def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+        self.process.send_signal(how)
+        self.process.wait(10)
+
+
+def test_each_process_has_a_number_of_its_own_and_whoever_follows_a_dead_one_takes_its_number(tmp_path: Path) -> None:
+    holders = [Holder(tmp_path) for _ in range(3)]
+    try:
+        assert [holder.number for holder in holders] == [0, 1, 2]
+        holders[1].end(signal.SIGKILL)
+        holders.append(Holder(tmp_path))
+        assert holders[3].number == 1
+    finally:
+        for holder in holders:
+            holder.end()
+
+
+def test_a_folder_that_cannot_be_used_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="state-dir"):
+        claim(tmp_path / "file")
+
+
+@pytest.mark.parametrize(("host", "number"), [("fairfleet-client-0", 0), ("client-12", 12), ("7", 7)])
+def test_a_stateful_sets_ordinal_is_at_the_end_of_the_host_name(host: str, number: int) -> None:
+    assert number_in(host) == number
+
+
+@pytest.mark.parametrize("host", ["client", "client-", "3f2a91c07d2b", "client-3.example"])
+def test_a_host_name_without_a_number_is_refused(host: str) -> None:
+    with pytest.raises(UsageError, match="StatefulSet"):
+        number_in(host)
+
+
+def test_the_number_is_put_into_name_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"TASK": "a:b", "NAME": "device-{replica}", "REPLICA": "claim", "OPTIONS__SHARD": "{replica}"}
+    for name, value in told.items():
+        monkeypatch.setenv(f"FAIRFLEET_{name}", value)
+    settings = read_settings(ClientSettings, None, {}).numbered(4)
+    assert settings.name == "device-4"
+    assert settings.options == {"shard": "4"}
+
+
+def test_a_number_that_comes_from_nowhere_is_a_mistake_in_the_settings() -> None:
+    with pytest.raises(BadSettings, match="set replica to hostname or claim"):
+        read_settings(ClientSettings, None, {"task": "a:b", "name": "device-{replica}"})

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.containers.engine import Engine, NoEngine, base_image, engine
+from tests.containers.images import build_images
+
+
+@pytest.fixture(scope="session")
+def docker() -> Iterator[Engine]:
+    """An engine with the three images in it, built from the files as they are now."""
+    try:
+        with engine() as found:
+            build_images(found, base_image(found))
+            yield found
+    except NoEngine as error:
+        pytest.skip(str(error))

@@ -1,0 +1,74 @@
+"""Builds the three images as anyone would, with this machine's own index, certificate and wheels where it has them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.containers.engine import ROOT, Engine
+
+TARGETS = ("server", "client-lite", "client")
+CERTIFICATE = "/run/secrets/ca.pem"  # where the Dockerfile mounts it
+
+
+def build_images(
+    engine: Engine,
+    base: str,
+    targets: Iterable[str] = TARGETS,
+    suffix: str = "",
+    change: Callable[[Path], None] = lambda folder: None,
+) -> None:
+    """From the files as they are, or as `change` leaves them."""
+    with _context() as folder, _pip_secrets(folder.parent) as secrets:
+        change(folder)
+        network = ["--network", "host"] if engine.own else []
+        for target in targets:
+            words = ["--file", str(folder / "docker/Dockerfile"), "--target", target]
+            words += ["--tag", f"fairfleet-{target}{suffix}", "--build-arg", f"BASE={base}", *network, *secrets]
+            engine.run("build", "--progress", "plain", *words, str(folder), seconds=1500)
+
+
+@contextmanager
+def _context() -> Iterator[Path]:
+    """The files of the repository, and beside them the wheels that pip would find here."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    with tempfile.TemporaryDirectory(prefix="ff-build-") as temporary:
+        folder = Path(temporary) / "context"
+        for name in filter(None, listed.stdout.decode().split("\n")):
+            if (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, folder / name)
+        for wheel in _torch_wheels():
+            shutil.copy(wheel, folder / "docker" / "wheels")
+        yield folder
+
+
+def _torch_wheels() -> list[Path]:
+    folders = [Path(word) for value in _pip_settings("find-links") for word in value.split()]
+    return [wheel for folder in dict.fromkeys(folders) for wheel in folder.glob("torch-*.whl")]
+
+
+@contextmanager
+def _pip_secrets(folder: Path) -> Iterator[list[str]]:
+    """The build's arguments for an index or a certificate of this machine's own; none where pip is as it comes."""
+    lines = [f"index-url = {value}" for value in _pip_settings("index-url")[:1]]
+    arguments = []
+    if certificates := _pip_settings("cert"):
+        lines.append(f"cert = {CERTIFICATE}")
+        arguments += ["--secret", f"id=ca,src={certificates[0]}"]
+    if lines:
+        file = folder / "pip.conf"
+        file.write_text("\n".join(["[global]", *lines, ""]))
+        arguments += ["--secret", f"id=pipconf,src={file}"]
+    yield arguments
+
+
+def _pip_settings(name: str) -> list[str]:
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    return re.findall(rf"^\S+\.{name}='(.*)'$", listed.stdout, re.MULTILINE)

@@ -1,0 +1,53 @@
+"""The settings that a container is told by its environment, read by the very code that will read them there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairfleet.client.settings import ClientSettings
+from fairfleet.common.settings import PREFIX, S, read_settings
+from fairfleet.server.settings import ServerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
+
+
+def read_as(kind: type[S], environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> S:
+    """The settings, after a check that every variable of ours is one.
+
+    A name that nobody knows is no error when it is read, since the environment belongs to everybody.
+    """
+    with monkeypatch.context() as context:
+        for name, value in environment.items():
+            context.setenv(name, str(value))
+        settings = read_settings(kind, None, {})
+    for name in environment:
+        field = name.removeprefix(PREFIX).lower().split("__")[0]
+        assert not name.startswith(PREFIX) or field in kind.model_fields, f"{name} is no setting of {kind.__name__}"
+    return settings
+
+
+def image_environment(target: str) -> dict[str, str]:
+    """What the Dockerfile sets in the image of a target, with what it is built on."""
+    stages: dict[str, dict[str, str]] = {}
+    current: dict[str, str] = {}
+    for line in DOCKERFILE.read_text().replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["FROM"]:
+            current = stages[words[3]] = dict(stages.get(words[1], {}))
+        elif words[:1] == ["ENV"]:
+            current.update(word.split("=", 1) for word in words[1:])
+    return stages[target]
+
+
+def server_settings(environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> ServerSettings:
+    return read_as(ServerSettings, image_environment("server") | dict(environment), monkeypatch)
+
+
+def client_settings(environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> ClientSettings:
+    return read_as(ClientSettings, image_environment("client-lite") | dict(environment), monkeypatch)

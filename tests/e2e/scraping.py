@@ -1,0 +1,87 @@
+"""Reads a server's HTTP pages, and a Prometheus that scrapes it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.fleet import free_port, until
+
+Series = tuple[str, tuple[tuple[str, str], ...]]  # a name, and its labels in order
+
+
+def get(url: str, method: str = "GET") -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def scrape(port: int) -> dict[Series, float]:
+    status, text = get(f"http://127.0.0.1:{port}/metrics")
+    assert status == HTTPStatus.OK, text
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def series(name: str, **labels: str) -> Series:
+    return name, tuple(sorted(labels.items()))
+
+
+class Prometheus:
+    """Debian's, with a configuration of ours whose targets are replaced by one on this machine."""
+
+    def __init__(self, config: Path, target_port: int, folder: Path) -> None:
+        told = yaml.safe_load(config.read_text())
+        told["global"]["scrape_interval"] = "1s"
+        for job in told["scrape_configs"]:
+            job["static_configs"] = [{"targets": [f"127.0.0.1:{target_port}"]}]
+        file = folder / "prometheus.yml"
+        file.write_text(yaml.safe_dump(told))
+        self.url = f"http://127.0.0.1:{free_port()}"
+        with (folder / "prometheus.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    "prometheus", f"--config.file={file}", f"--storage.tsdb.path={folder / 'tsdb'}",
+                    f"--web.listen-address={self.url.removeprefix('http://')}",
+                ],
+                stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def __enter__(self) -> Prometheus:
+        until(self._answers, "Prometheus to be ready")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+
+    def _answers(self) -> bool:
+        try:
+            return get(f"{self.url}/-/ready")[0] == HTTPStatus.OK
+        except OSError:
+            return False
+
+    def query(self, expression: str) -> dict[Series, float]:
+        _, text = get(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}")
+        answer: dict[str, Any] = json.loads(text)
+        assert answer["status"] == "success", text
+        return {_series_of(found["metric"]): float(found["value"][1]) for found in answer["data"]["result"]}
+
+
+def _series_of(metric: dict[str, str]) -> Series:
+    own = {key: value for key, value in metric.items() if key not in ("__name__", "instance", "job")}
+    return series(metric.get("__name__", ""), **own)

@@ -1,0 +1,225 @@
+"""What /metrics, /healthz and /readyz of a real server say, and that a real Prometheus understands it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fairfleet.common.fairness import Fairness
+from tests.e2e.device import Device
+from tests.e2e.fleet import Fleet, free_port, until
+from tests.e2e.scraping import Prometheus, Series, get, scrape, series
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = {"ann": ("1", "-3", "0.91"), "bob": ("2", "-30", "0.62"), "cyd": ("3", "-300", "0.805")}
+MEASURES = {
+    "mean": "mean",
+    "standard_deviation": "standard_deviation",
+    "worst_10_percent": "worst_10",
+    "best_10_percent": "best_10",
+    "min": "min",
+    "max": "max",
+}
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def start_uneven_clients(fleet: Fleet) -> None:
+    for name, (shift, target, accuracy) in CLIENTS.items():
+        fleet.start_client(name, shift=shift, target=target, accuracy=accuracy)
+
+
+def evaluated_losses(fleet: Fleet, version: int) -> dict[str, float]:
+    rows = fleet.query(f"select client, evaluation from evaluations where version = {version}")
+    return {client: json.loads(text)["loss"] for client, text in rows}
+
+
+def expected_fairness(fleet: Fleet) -> dict[Series, float]:
+    """Every fairness gauge, from what is in the store."""
+    (newest,), (older,) = fleet.query("select distinct version from evaluations order by version desc limit 2")
+    rows = [json.loads(text) for (text,) in fleet.query(f"select evaluation from evaluations where version = {newest}")]
+    accuracy = Fairness.of([row["accuracy"] for row in rows])
+    loss = Fairness.of([row["loss"] for row in rows], higher_is_better=False)
+    before, after = evaluated_losses(fleet, older), evaluated_losses(fleet, newest)
+    return {
+        **{series("fairfleet_accuracy_ratio", statistic=s): getattr(accuracy, m) for s, m in MEASURES.items()},
+        **{series("fairfleet_loss", statistic=s): getattr(loss, m) for s, m in MEASURES.items()},
+        series("fairfleet_accuracy_angle_degrees"): accuracy.angle_degrees,
+        series("fairfleet_loss_angle_degrees"): loss.angle_degrees,
+        series("fairfleet_improved_clients_ratio"): sum(after[c] < before[c] for c in after) / len(after),
+        series("fairfleet_evaluation_version"): newest,
+        series("fairfleet_evaluation_clients"): len(rows),
+    }
+
+
+def wait_until_measured(port: int, version: int) -> dict[Series, float]:
+    """A scrape in which the evaluation of this version is told of."""
+    until(lambda: scrape(port).get(series("fairfleet_evaluation_version")) == version, "the evaluation's measures")
+    return scrape(port)
+
+
+def test_the_fairness_gauges_equal_the_values_in_the_store_and_outlive_a_restart(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    settings = {"http__port": port, "rounds": 6, "round__minimum_clients": 3, "round__evaluate_every": 2}
+    fleet.start_server(**settings)
+    start_uneven_clients(fleet)
+    fleet.wait_for_version(6)
+    fleet.wait_clients()
+    found = wait_until_measured(port, 6)
+    expected = expected_fairness(fleet)
+    assert {name: found[name] for name in expected} == expected
+    assert 0 < expected[series("fairfleet_improved_clients_ratio")] < 1
+    fleet.stop_server()
+    fleet.start_server(**settings)
+    again = scrape(port)
+    assert {name: again[name] for name in expected} == expected
+    assert again[series("fairfleet_clients", state="gone")] == 3
+    assert again[series("fairfleet_direction_norm")] == found[series("fairfleet_direction_norm")]
+
+
+def test_a_scrape_tells_how_the_federation_stands_and_what_happened_in_it(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    fleet.start_server(http__port=port, rounds=4, round__minimum_clients=3, round__evaluate_every=2, rule__name="fedlf")
+    fleet.start_client("ann")
+    fleet.start_client("bob")
+    until(lambda: scrape(port)[series("fairfleet_clients", state="idle")] == 2, "two idle clients")
+    waiting = scrape(port)
+    assert waiting[series("fairfleet_phase", phase="waiting")] == 1
+    assert waiting[series("fairfleet_model_version")] == waiting[series("fairfleet_round")] == 0
+    assert series("fairfleet_accuracy_angle_degrees") not in waiting  # what is not known is not told as 0
+    fleet.start_client("cyd")
+    fleet.wait_clients()
+    found, status = wait_until_measured(port, 4), fleet.status()
+    assert found[series("fairfleet_model_version")] == found[series("fairfleet_rounds_planned")] == status.version == 4
+    assert found[series("fairfleet_phase", phase="finished")] == 1
+    assert found[series("fairfleet_updates_total", outcome="counted")] == 12
+    assert found[series("fairfleet_transferred_bytes_total", direction="received")] == status.bytes_received > 0
+    assert found[series("fairfleet_transferred_bytes_total", direction="sent")] == status.bytes_sent > 0
+    assert found[series("fairfleet_round_duration_seconds_count")] == 4
+    for phase, times in {"training": 4, "aggregating": 4, "committing": 4, "evaluating": 2}.items():
+        assert found[series("fairfleet_phase_duration_seconds_count", phase=phase)] == times
+    records = fleet.records()
+    training = sum(record["training_seconds"] for record in records)
+    assert found[series("fairfleet_phase_duration_seconds_sum", phase="training")] == pytest.approx(training)
+    newest = records[-1]["diagnostics"]
+    assert found[series("fairfleet_conflicting_clients")] == len(newest["conflicts"])
+    assert found[series("fairfleet_direction_norm")] == newest["direction_norm"]
+    assert found[series("fairfleet_history_rows")] == 3
+    assert found[series("fairfleet_history_age_rounds", statistic="max")] == 1
+    assert found[series("fairfleet_federation_info", federation="federation", rule="fedlf")] == 1
+    assert found[series("fairfleet_client_joins_total")] == 3
+
+
+def test_no_client_is_named_in_the_metrics(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    fleet.start_server(http__port=port, rounds=2, round__evaluate_every=1)
+    fleet.start_client("somebody")
+    fleet.start_client("somebody-else")
+    fleet.wait_clients()
+    assert "somebody" not in get(f"http://127.0.0.1:{port}/metrics")[1]
+
+
+@pytest.fixture
+def device(fleet: Fleet, port: int) -> Iterator[Device]:
+    fleet.init()
+    fleet.start_server(http__port=port, round__minimum_clients=1, round__quorum=1)
+    device = Device(fleet.address, "made-by-hand")
+    device.join()
+    device.train_task()
+    yield device
+    device.channel.close()
+
+
+def test_updates_are_counted_by_what_became_of_them(device: Device, port: int) -> None:
+    chunks, encoded = device.encode()
+    with pytest.raises(grpc.RpcError):
+        device.open(encoded, size_bytes=1 << 40)
+    device.send(device.open(encoded).upload, chunks)
+    assert device.open(encoded).HasField("receipt")
+    until(lambda: scrape(port)[series("fairfleet_updates_total", outcome="counted")] == 1, "the update to be counted")
+    found = scrape(port)
+    assert found[series("fairfleet_updates_total", outcome="refused")] == 1
+    assert found[series("fairfleet_updates_total", outcome="repeated")] == 1
+    assert found[series("fairfleet_updates_total", outcome="late")] == 0
+
+
+def test_an_absent_clients_row_that_stands_in_is_told_of(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    settings = {"rule__name": "fedfv", "rule__tau": 50, "lease_seconds": 1, "round__quorum": 0.5}
+    fleet.start_server(http__port=port, rounds=10_000, **settings)
+    for name in ("ann", "bob", "cyd"):
+        fleet.start_client(name, step_seconds=0.05)
+    fleet.wait_for_version(2)
+    fleet.kill_client("cyd")
+    until(lambda: scrape(port)[series("fairfleet_history_stand_ins_total")] >= 3, "a history row to stand in")
+    found = scrape(port)
+    assert found[series("fairfleet_history_standing_in_rows")] == 1
+    assert found[series("fairfleet_history_age_rounds", statistic="max")] >= 3
+    assert found[series("fairfleet_history_rows")] == 3
+    assert found[series("fairfleet_clients", state="gone")] == 1
+    assert found[series("fairfleet_updates_total", outcome="missed")] >= 1
+    assert found[series("fairfleet_client_departures_total")] == 1
+
+
+def test_health_and_readiness_are_pages_of_their_own(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    fleet.start_server(http__port=port)
+    url = f"http://127.0.0.1:{port}"
+    assert get(f"{url}/healthz") == (200, "healthy\n")
+    assert get(f"{url}/readyz") == (200, "ready\n")
+    assert get(f"{url}/readyz", "HEAD") == (200, "")
+    assert get(f"{url}/readyz", "POST")[0] == 501
+    code, said = get(f"{url}/../etc/passwd")
+    assert code == 404
+    assert "/metrics" in said
+
+
+def test_a_port_of_the_metrics_that_is_in_use_is_told_of(fleet: Fleet, port: int) -> None:
+    model = fleet.init()
+    fleet.start_server(http__port=port)
+    other = ("--listen", "127.0.0.1:0", "--state-dir", str(fleet.folder / "other"), "--model", str(model))
+    done = fleet.run("server", *other, "--set", f"http.port={port}")
+    assert done.returncode == 2
+    assert re.search(rf"127\.0\.0\.1:{port}: Address already in use.*http\.port", done.stderr, re.DOTALL)
+
+
+def test_a_port_that_is_no_port_is_a_mistake_in_the_settings(fleet: Fleet) -> None:
+    done = fleet.run("server", "--set", "http.port=70000", "--state-dir", str(fleet.state))
+    assert done.returncode == 2
+    assert "http.port" in done.stderr
+
+
+needs_prometheus = pytest.mark.skipif(
+    not shutil.which("prometheus") or not shutil.which("promtool"),
+    reason="Debian's package prometheus is not installed: scripts/install-test-packages",
+)
+
+
+@needs_prometheus
+def test_a_real_prometheus_scrapes_a_live_federation_and_has_the_values_of_the_store(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    fleet.start_server(http__port=port, rounds=10, round__minimum_clients=3, round__evaluate_every=2)
+    with Prometheus(ROOT / "docker" / "prometheus.yml", port, fleet.folder) as prometheus:
+        until(lambda: prometheus.query("fairfleet_phase") != {}, "the first scrape")
+        start_uneven_clients(fleet)
+        fleet.wait_clients()
+        until(lambda: list(prometheus.query("fairfleet_evaluation_version").values()) == [10.0], "the last evaluation")
+        expected = expected_fairness(fleet)
+        found = prometheus.query('{__name__=~"fairfleet_(accuracy|loss|improved|evaluation).*"}')
+        assert found == expected
+        assert prometheus.query("up") == {series("up"): 1.0}
+        counted = 'fairfleet_updates_total{outcome="counted"}'
+        assert list(prometheus.query(counted).values()) == [30.0]
+    text = get(f"http://127.0.0.1:{port}/metrics")[1]
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,99 @@
+"""When a round waits, whom it asks beyond what it needs, and when a federation has trained enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairfleet.common.reports import Evaluation
+from fairfleet.common.tensors import Model
+from fairfleet.server.deadlines import adaptive
+from fairfleet.server.endings import Ending, reason_to_end
+from fairfleet.server.rounds import Phase, Policy, Round
+from fairfleet.server.scheduling import Scheduler
+from fairfleet.server.sessions import Member, Session
+from fairfleet.server.settings import ServerSettings
+from fairfleet.server.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path)
+    store.create("test", Model.of({"w": np.zeros(2, np.float32)}), bytes(32))
+    yield store
+    store.close()
+
+
+def sessions(count: int) -> list[Session]:
+    members = [Member(f"c{k}", "", "", 10, 10, "raw32") for k in range(count)]
+    return [Session(member.client, 1, member, 0.0) for member in members]
+
+
+def scheduler(store: Store, **round: object) -> Scheduler:
+    return Scheduler(ServerSettings.model_validate({"round": round}), store)
+
+
+def test_more_are_asked_than_are_needed_and_the_first_enough_are_taken(store: Store) -> None:
+    chosen = scheduler(store, clients=10, over_selection=1.3).choose(Round(0), sessions(50))
+    assert chosen is not None
+    assert (len(chosen.clients), chosen.wanted) == (13, 10)
+    few = scheduler(store, clients=10, over_selection=1.3).choose(Round(0), sessions(8))
+    assert few is not None
+    assert (len(few.clients), few.wanted) == (8, 8)
+
+
+def test_nobody_is_asked_while_the_fleet_is_too_small_paused_or_complete(store: Store) -> None:
+    picky = scheduler(store, clients=2, minimum_clients=3)
+    assert picky.choose(Round(0), sessions(2)) is None
+    assert "waiting for 1 more clients: 2 of at least 3" in picky.too_few(2)
+    assert picky.choose(Round(0, paused=True), sessions(5)) is None
+    assert picky.choose(Round(0, received=frozenset({"c0", "c1"})), sessions(5)) is None
+
+
+def test_sampling_some_and_tolerating_missing_ones_are_two_settings() -> None:
+    assert Policy(rounds=1, quorum=0.5).suffice(10) == 5
+    assert Policy(rounds=1, quorum=0.5, tolerate_missing=2).suffice(10) == 8
+    assert Policy(rounds=1, tolerate_missing=99).suffice(10) == 1
+
+
+@given(st.lists(st.floats(0, 1e4), max_size=40), st.floats(1, 10))
+def test_an_adaptive_deadline_stays_within_its_limits(durations: list[float], factor: float) -> None:
+    assert 5.0 <= adaptive(durations, longest=600.0, shortest=5.0, factor=factor) <= 600.0
+
+
+def test_an_adaptive_deadline_is_learned_and_a_fixed_one_is_not(store: Store) -> None:
+    learning = scheduler(store, deadline="adaptive", shortest_deadline_seconds=1, deadline_factor=2)
+    fixed = scheduler(store)
+    for one in (learning, fixed):
+        assert one.patience(Phase.TRAINING) == 600.0
+        for _ in range(20):
+            one.took(4.0)
+    assert learning.patience(Phase.TRAINING) == pytest.approx(8.0)
+    assert fixed.patience(Phase.TRAINING) == 600.0
+
+
+def test_a_target_a_plateau_and_a_time_each_end_a_federation_and_say_so() -> None:
+    assert reason_to_end(Ending(), 1e9, [0.99] * 50) is None
+    assert "60 s were allowed" in str(reason_to_end(Ending(after_seconds=60), 61, []))
+    assert reason_to_end(Ending(worst_10_percent=0.7), 0, [0.8, 0.69]) is None
+    assert "70.0 % was the target" in str(reason_to_end(Ending(worst_10_percent=0.7), 0, [0.71]))
+    assert reason_to_end(Ending(plateau=3), 0, [0.5, 0.4, 0.4, 0.51]) is None
+    assert "3 evaluations" in str(reason_to_end(Ending(plateau=3), 0, [0.5, 0.5, 0.4, 0.5]))
+
+
+def test_what_evaluations_found_is_known_after_a_restart(store: Store) -> None:
+    settings = ServerSettings.model_validate({"end": {"worst_10_percent": 0.6}})
+    before = Scheduler(settings, store)
+    for client, accuracy in (("a", 0.5), ("b", 0.9)):
+        before.evaluated(3, client, accuracy)
+        found = Evaluation(samples=5, loss=1.0, accuracy=accuracy)
+        store.record([], Round(3), store.evaluation_write(3, client, found, ""))
+    restarted = Scheduler(settings, store)
+    assert before.reason_to_end(0.0) is restarted.reason_to_end(0.0) is None
+    restarted.evaluated(4, "a", 0.7)
+    assert "70.0 %" in str(restarted.reason_to_end(0.0))
