@@ -23,6 +23,7 @@ from fairfleet.common.errors import (
     Corrupted,
     NotKept,
     OutOfOrder,
+    Refused,
     Revoked,
     Superseded,
     TaskFailed,
@@ -121,6 +122,7 @@ class Agent:
         federation, digest = self._link.joined.federation, asked.model.digest.hex()
         spooled = self._spool.find(federation, asked.round, digest)
         if spooled is None:
+            self._settle(federation)
             self._fetch(asked.model)
             with self._heartbeat.during(asked.id) as progress:
                 spooled = self._make_update(asked, progress, federation)
@@ -143,20 +145,15 @@ class Agent:
             round=asked.round,
             model_digest=asked.model.digest.hex(),
             codec=asked.codec,
+            seed=plan.seed,
+            error_feedback=asked.error_feedback,
         )
 
     def _upload(self, spooled: Spooled) -> None:
         """Sends what the server has not got yet, however often the link breaks, until there is a receipt."""
         damaged = 0
         for pause in pauses():
-            opened = self._link.open_upload(
-                round=spooled.round,
-                model_digest=bytes.fromhex(spooled.model_digest),
-                codec=spooled.codec,
-                size_bytes=spooled.size_bytes,
-                digest=bytes.fromhex(spooled.digest),
-                report=wire.report_out(spooled.report),
-            )
+            opened = self._announce(spooled)
             try:
                 rest = self._spool.messages_from(opened.offset_bytes)
                 receipt = opened.receipt if opened.HasField("receipt") else self._link.send(opened.upload, rest)
@@ -166,11 +163,36 @@ class Agent:
                     raise
                 receipt = None
             if receipt is not None:
-                self._spool.clear()
+                self._spool.settle(spooled, counted=_counts(receipt, spooled), for_good=receipt.durable)
                 if receipt.outcome != pb.OUTCOME_COUNTED:
                     log.info("the update for round %d does not count: %s", spooled.round, receipt.reason)
                 return
             self._link.wait(pause)
+
+    def _announce(self, spooled: Spooled) -> pb.OpenUploadResponse:
+        return self._link.open_upload(
+            round=spooled.round,
+            model_digest=bytes.fromhex(spooled.model_digest),
+            codec=spooled.codec,
+            size_bytes=spooled.size_bytes,
+            digest=bytes.fromhex(spooled.digest),
+            report=wire.report_out(spooled.report),
+        )
+
+    def _settle(self, federation: str) -> None:
+        """Asks what became of an update whose receipt never came, or did not hold for good."""
+        spooled = self._spool.unsettled(federation)
+        if spooled is None:
+            return
+        try:
+            opened = self._announce(spooled)
+            counted = opened.HasField("receipt") and _counts(opened.receipt, spooled)
+        except FINAL:
+            raise
+        except Refused as error:
+            log.info("the update for round %d did not count: %s", spooled.round, error)
+            counted = False
+        self._spool.settle(spooled, counted=counted)
 
     # ---- evaluating ----------------------------------------------------------------------------
 
@@ -226,3 +248,8 @@ class Agent:
                 raise BadRequest(f"this task's model is not the federation's: {difference}")
             self._model, self._trained = Model.empty(signature), Model.empty(signature)
         return self._model
+
+
+def _counts(receipt: pb.Receipt, spooled: Spooled) -> bool:
+    """Of this very update: another one that this client made for the round may be the one that counts."""
+    return receipt.outcome == pb.OUTCOME_COUNTED and receipt.digest.hex() == spooled.digest

@@ -20,6 +20,7 @@ from fairfleet.common.codecs import codec_named
 from fairfleet.common.errors import BadRequest
 from fairfleet.common.plan import Plan
 from fairfleet.common.settings import Settings
+from fairfleet.server.codec_policy import AUTO, CodecPolicy
 from fairfleet.server.endings import Ending
 from fairfleet.server.rounds import Policy
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
@@ -78,6 +79,27 @@ class Limits(Part):
     upload_bytes: PositiveInt | None = Field(default=None, description="of one update; default: what raw32 needs")
 
 
+class Compression(Part):
+    error_feedback: bool = Field(default=True, description="what a lossy codec leaves out is sent with the next update")
+    clients: dict[str, str] = Field(default={}, description="by client: its own codec, or auto")
+    auto_upload_seconds: PositiveFloat = Field(
+        default=10.0,
+        description="codec auto: the finest whose upload takes no longer over the client's measured uplink",
+    )
+
+    @field_validator("clients")
+    @classmethod
+    def _known_codecs(cls, clients: dict[str, str]) -> dict[str, str]:
+        return {client: known_codec(name) for client, name in clients.items()}
+
+
+def known_codec(name: str) -> str:
+    try:
+        return AUTO if name == AUTO else codec_named(name).name
+    except BadRequest as error:
+        raise ValueError(f"{error}; or auto") from None
+
+
 class Http(Part):
     host: str = Field(default="127.0.0.1", min_length=1, description="address to serve /metrics, /healthz, /readyz on")
     port: int = Field(default=8441, ge=0, le=65535, description="0 takes a free one")
@@ -107,7 +129,8 @@ class ServerSettings(Settings):
     rule: Named = Field(default=Named(name="fedavg"), description="see `fairfleet rules`")
     optimizer: Named | None = Field(default=None, description="after the rule, instead of the rule's own")
     plan: Plan = Plan()
-    codec: str = Field(default="raw32", description="for updates; a client without it may offer another")
+    codec: str = Field(default="int8", description="for updates, or auto; a client without it may offer another")
+    compression: Compression = Compression()
     durability: Literal["update", "round"] = Field(
         default="update", description="update: a receipt survives a crash; round: only a committed round does"
     )
@@ -119,10 +142,7 @@ class ServerSettings(Settings):
     @field_validator("codec")
     @classmethod
     def _known_codec(cls, name: str) -> str:
-        try:
-            return codec_named(name).name
-        except BadRequest as error:
-            raise ValueError(str(error)) from None
+        return known_codec(name)
 
     @field_validator("listen")
     @classmethod
@@ -147,6 +167,10 @@ class ServerSettings(Settings):
     def plan_of(self, made: Recipe) -> Plan:
         """The plan, with what the rule asks of local training."""
         return self.plan.model_copy(update={PLAN_FIELDS[key]: value for key, value in made.plan.items()})
+
+    def codec_policy(self, raw_bytes: int) -> CodecPolicy:
+        wanted = self.compression
+        return CodecPolicy(self.codec, wanted.clients, wanted.auto_upload_seconds, raw_bytes)
 
     def policy(self) -> Policy:
         return Policy(

@@ -90,7 +90,7 @@ class JoinRequest(google.protobuf.message.Message):
     """name and version, for people to read"""
     @property
     def codecs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """known to this client, best first"""
+        """known to this client, best first: codecs, and topk and zstd for all made with them"""
 
     @property
     def signature(self) -> fairfleet.proto.v1.model_pb2.Signature:
@@ -234,6 +234,7 @@ class TrainTask(google.protobuf.message.Message):
     CODEC_FIELD_NUMBER: builtins.int
     SECONDS_LEFT_FIELD_NUMBER: builtins.int
     REPORT_GRADIENT_NORM_FIELD_NUMBER: builtins.int
+    ERROR_FEEDBACK_FIELD_NUMBER: builtins.int
     id: builtins.str
     round: builtins.int
     codec: builtins.str
@@ -242,6 +243,8 @@ class TrainTask(google.protobuf.message.Message):
     """until the round's deadline; 0: none"""
     report_gradient_norm: builtins.bool
     """costs the client one more pass over its data"""
+    error_feedback: builtins.bool
+    """add what earlier updates lost to their codec, see FORMAT.md"""
     @property
     def model(self) -> Global___ModelRef: ...
     @property
@@ -256,9 +259,10 @@ class TrainTask(google.protobuf.message.Message):
         codec: builtins.str = ...,
         seconds_left: builtins.float = ...,
         report_gradient_norm: builtins.bool = ...,
+        error_feedback: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model", "plan", b"plan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["codec", b"codec", "id", b"id", "model", b"model", "plan", b"plan", "report_gradient_norm", b"report_gradient_norm", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["codec", b"codec", "error_feedback", b"error_feedback", "id", b"id", "model", b"model", "plan", b"plan", "report_gradient_norm", b"report_gradient_norm", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
 
 Global___TrainTask: typing_extensions.TypeAlias = TrainTask
 
