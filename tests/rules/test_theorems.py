@@ -61,6 +61,31 @@ def test_adafed_step_is_as_long_as_the_mean_update(seed: int, m: int) -> None:
     assert np.linalg.norm(step(rows, reports, "adafed", gamma=5).step) == pytest.approx(mean, rel=1e-9)
 
 
+@given(seeds, few, st.integers(1, 4), st.sampled_from(["adafed", "fedmgda_plus"]))
+def test_absent_clients_can_be_objectives_too_if_their_rows_are_not_too_old(
+    seed: int, m: int, absent: int, name: str
+) -> None:
+    rows, reports = fleet(seed, m)
+    rng = np.random.default_rng(seed + 1)
+    history = History([40], precision="float64")
+    for at in range(absent):
+        history.put(f"away {at}", 10 - at, rng.standard_normal(40), loss=float(rng.uniform(0.1, 3)), samples=9)
+    history.put("long gone", 1, rng.standard_normal(40), loss=1.0, samples=9)
+    made = recipe(name, absent="history", absent_rounds=4)
+    out = aggregate(np.zeros(40), rows, reports, made, layers=[40], round=11, history=history)
+    assume(out.diagnostics.status == "ok")
+    assert set(out.diagnostics.notes["hist_used"]) == {f"away {at}" for at in range(absent)}
+    past = history.rows()
+    for client in out.diagnostics.notes["hist_used"]:
+        assert history.row(client) @ out.step > 0, client
+    if name == "adafed":
+        rates = [row @ out.step / reports[client].loss for client, row in rows.items()]
+        rates += [history.row(one) @ out.step / past[one].loss for one in out.diagnostics.notes["hist_used"]]
+        np.testing.assert_allclose(rates, rates[0], rtol=1e-6)
+    ignored = aggregate(np.zeros(40), rows, reports, recipe(name), layers=[40], round=11, history=history)
+    np.testing.assert_array_equal(ignored.step, aggregate(np.zeros(40), rows, reports, recipe(name), layers=[40]).step)
+
+
 @given(seeds, few)
 def test_fedmgda_lowers_every_loss_at_least_by_its_own_square(seed: int, m: int) -> None:
     rows, reports = fleet(seed, m)

@@ -66,6 +66,7 @@ class Shop:
         before, after = Round(number, Phase.AGGREGATING), Round(number + 1)
         writes = [self.store.update_write(update) for update, _ in updates.values()]
         writes.append(self.store.commit_writes(committed.stored, record, keep=2))
+        writes.append(self.store.history_write(committed.remembered, committed.forgotten))
         self.store.record([(before, ModelStored(number + 1), after)], after, *writes)
         self.committer.adopt(committed, updates)
         return committed

@@ -112,15 +112,21 @@ class Aggregation:
         after = optimizer.step(vector, before, round=self.round, certainty=direction.choice.certainty)
         return Taken(vector, ServerState(direction.choice.state, after), direction.diagnostics)
 
-    def remember(self, rows: Mapping[str, Row]) -> None:
-        """Puts the round's rows into the history, with the inner products that are known already."""
+    def remember(self, rows: Mapping[str, Row], reports: Mapping[str, Report] | None = None) -> list[str]:
+        """Puts the round's rows into the history, with the inner products that are known already; says whose."""
         if self.history is None:
-            return
-        kept = [client for client, row in sorted(rows.items()) if self.history.put(client, self.round, row)]
+            return []
+        told = {client: (report.loss, report.samples) for client, report in (reports or {}).items()}
+        kept = []
+        for client, row in sorted(rows.items()):
+            loss, samples = told.get(client, (None, None))
+            if self.history.put(client, self.round, row, loss=loss, samples=samples):
+                kept.append(client)
         if all(rows[client].dtype == self.history.precision for client in kept):
             past = [client for client in self.history.rows() if client not in rows and ("past", client) in self.engine]
             ids = [("now", client) for client in kept] + [("past", client) for client in past]
             self.history.learn([*kept, *past], self.engine.gram(ids))
+        return kept
 
     def _past(self, clients: int) -> list[str]:
         if self.history is None:

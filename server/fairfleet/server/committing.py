@@ -24,15 +24,17 @@ from fairfleet.common.wire import report_out
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.aggregation import Aggregation, ServerState
 from fairfleet.server.diagnostics import Diagnostics
-from fairfleet.server.history import Folder, History
+from fairfleet.server.durable_history import Past
 from fairfleet.server.optimizers import OptimizerState
 from fairfleet.server.publication import Publication
 from fairfleet.server.rules import Recipe, Report
 from fairfleet.server.rules.base import PastRow
+from fairfleet.server.settings import HistorySettings
 from fairfleet.server.store import Store, StoredModel, StoredUpdate
 
 Updates = Mapping[str, tuple[StoredUpdate, Model]]
 
+DEFAULT_HISTORY = HistorySettings()
 CONFLICT_MAP_CLIENTS = 100  # in larger rounds the record leaves out the cosines between clients: they grow squared
 
 
@@ -45,13 +47,21 @@ class Committed:
     publication: Publication
     state: ServerState
     record: dict[str, Any]
+    remembered: tuple[StoredUpdate, ...] = ()  # stand for their clients in the history
+    forgotten: tuple[str, ...] = ()  # clients whose rows are no longer kept
 
 
 class Committer:
     """Holds the newest model, and what rule and optimizer remember. Turns a round's rows into the next."""
 
     def __init__(
-        self, store: Store, recipe: Recipe, model: Model, publication: Publication, state: ServerState
+        self,
+        store: Store,
+        recipe: Recipe,
+        model: Model,
+        publication: Publication,
+        state: ServerState,
+        keeping: HistorySettings,
     ) -> None:
         self.model = model
         self.publication = publication
@@ -59,7 +69,7 @@ class Committer:
         self._recipe = recipe
         self._state = state
         self._layers = layer_sizes(model.signature)
-        self._history = History(self._layers, Folder(store.folder / "history")) if uses_history(recipe) else None
+        self._past = Past(store, self._layers, keeping) if uses_history(recipe) else None
         self._first_losses = store.first_losses()
         before = store.update_counts(publication.version)
         self._participations = {client: count for client, (count, _) in before.items()}
@@ -69,7 +79,7 @@ class Committer:
         self._arrived: deque[tuple[str, Vector]] = deque()
 
     @classmethod
-    def open(cls, store: Store, version: int, recipe: Recipe) -> Committer:
+    def open(cls, store: Store, version: int, recipe: Recipe, keeping: HistorySettings = DEFAULT_HISTORY) -> Committer:
         stored = store.model(version)
         if stored is None:
             raise StateDirError(f"{store.folder} has no model of version {version}; restore it from a backup")
@@ -80,10 +90,25 @@ class Committer:
                 f"{store.folder / stored.file} is damaged: its digest is {publication.digest.hex()[:16]}…, the "
                 f"database says {stored.digest.hex()[:16]}…. Restore the state directory from a backup."
             )
-        return cls(store, recipe, model, publication, load_state(store, stored, recipe))
+        return cls(store, recipe, model, publication, load_state(store, stored, recipe), keeping)
 
     def past_rows(self) -> list[PastRow]:
-        return list(self._history.rows().values()) if self._history else []
+        return list(self._past.history.rows().values()) if self._past else []
+
+    def wants_late(self, client: str, round: int, ahead: int = 0) -> bool:
+        """Whether an update that missed its round would stand for its client, so many commits from now."""
+        return self._past is not None and self._past.wants(client, round, self.publication.version + ahead)
+
+    def remember_late(self, update: StoredUpdate, row: Model) -> None:
+        """On the disk when this returns; a transaction must name it next."""
+        assert self._past is not None
+        self._past.write_late(update, row.parameters)
+
+    def late_is_named(self, update: StoredUpdate) -> None:
+        assert self._past is not None
+        self._past.late_is_named(update)
+        if self._aggregation is None:  # else when its round is committed
+            self._past.settle()
 
     def add(self, client: str, row: Model, asked: Iterable[str]) -> None:
         """An update is whole; `multiply` will take its row in."""
@@ -100,7 +125,11 @@ class Committer:
         if self._aggregation is None:
             version, expected = self.publication.version, sorted(self._expected)
             self._aggregation = Aggregation(
-                self._recipe, self._layers, round=version, history=self._history, expected=expected
+                self._recipe,
+                self._layers,
+                round=version,
+                history=self._past.history if self._past else None,
+                expected=expected,
             )
         while self._arrived:
             self._aggregation.extend(dict(self._arrived.popleft() for _ in range(len(self._arrived))))
@@ -124,17 +153,20 @@ class Committer:
         file = self._store.write_model(version, model)
         numbers, vectors = dump_state(taken.state)
         vectors_file = self._store.write_vectors(version, vectors)
-        # Before the commit, because the rows' memory is free after it. Should the commit not come, the same rows
-        # come again; and a row of this round says nothing in this round.
-        aggregation.remember({client: row.parameters for client, (_, row) in updates.items()})
+        # Before the commit, because the rows' memory is free after it, and the commit names their files.
+        rows = {client: row.parameters for client, (_, row) in updates.items()}
+        kept = aggregation.remember(rows, reports)
+        forgotten = self._past.make_room(version) if self._past else []
         publication = publishing.result()
         record = {
             **record_of(version - 1, publication.digest, updates, taken.diagnostics),
             "aggregation_seconds": aggregated - began,
             "commit_seconds": time.perf_counter() - aggregated,
+            "history_evicted": len(forgotten),
         }
+        remembered = tuple(updates[client][0] for client in kept if client not in forgotten)
         stored = StoredModel(version, publication.digest, file, numbers, vectors_file)
-        return Committed(stored, model, publication, taken.state, record)
+        return Committed(stored, model, publication, taken.state, record, remembered, tuple(forgotten))
 
     def adopt(self, committed: Committed, updates: Updates) -> None:
         """The model was committed: it is the newest now."""
@@ -143,6 +175,8 @@ class Committer:
             self._participations[client] = self._participations.get(client, 0) + 1
         self._spare, self.model, self.publication = self.model, committed.model, committed.publication
         self._state, self._aggregation, self._expected = committed.state, None, frozenset()
+        if self._past:
+            self._past.settle()
 
     def _report(self, update: StoredUpdate) -> Report:
         report = update.report
@@ -228,7 +262,8 @@ def weight(diagnostics: Diagnostics, client: str) -> float:
 
 
 def record_out(record: dict[str, Any]) -> pb.RoundRecord:
-    plain = {key: value for key, value in record.items() if key not in ("digest", "contributions", "diagnostics")}
+    elsewhere = ("digest", "contributions", "diagnostics", "history_evicted")
+    plain = {key: value for key, value in record.items() if key not in elsewhere}
     contributions = [
         pb.ClientContribution(client=c["client"], weight=c["weight"], report=report_out(TrainReport(**c["report"])))
         for c in record["contributions"]

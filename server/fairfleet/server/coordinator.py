@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fairfleet.common import wire
-from fairfleet.common.errors import FleetError, Refused, Revoked, WrongState, short
+from fairfleet.common.errors import FleetError, Refused, Revoked, TryLater, WrongState, short
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
@@ -42,6 +42,7 @@ SWEEP_SECONDS = 1.0
 WAITING_NEWS_SECONDS = 30.0
 GATHER_SECONDS = 0.05  # rows that arrive within so little are multiplied together, which is cheaper than one by one
 WORKERS = 4
+STANDS_IN = "it came too late for its round, and stands for its client in later ones"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Receipt:
     counted: bool
     durable: bool
     reason: str = ""
+    in_history: bool = False  # too late for its round; it stands for its client in later ones
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,9 @@ class Coordinator:
     async def start(self) -> None:
         """Takes up the federation where the state directory left it."""
         stored = self._store.current_round()
-        self._committer = await self._in_worker(Committer.open, self._store, stored.number, self.recipe)
+        self._committer = await self._in_worker(
+            Committer.open, self._store, stored.number, self.recipe, self.settings.history
+        )
         await self._in_database(self._store.delete_unnamed, stored.number)
         updates = {update.client: update for update in self._store.updates_of(stored.number) if update.file}
         self._round, actions = rounds.resume(stored, self._policy, frozenset(updates))
@@ -266,16 +270,18 @@ class Coordinator:
         client, number = announced.client, announced.round
         if receipt := await self._receipt_for(client, number):
             return receipt
-        if number != self._round.number:
+        if number > self._round.number:
             raise WrongState(f"round {number} is not known here; this server is at round {self._round.number}")
-        if model_digest != self.publication.digest:
+        late = number < self._round.number
+        trained = await self._in_database(self._store.model_digest, number) if late else self.publication.digest
+        if model_digest != trained:
             raise WrongState(
                 f"the update of {client} was computed on model {model_digest.hex()[:16]}…; "
-                f"round {number} trains {self.publication.digest.hex()[:16]}…. Ask for a new task."
+                f"round {number} trains {(trained or b'').hex()[:16]}…. Ask for a new task."
             )
-        if not self._round.takes_update_of(client):
+        if not late and not self._round.takes_update_of(client):
             raise WrongState(f"client {client} was not asked to train in round {number}; ask for a new task")
-        upload = self._intake.upload_for(announced)
+        upload = self._intake.upload_for(announced, in_memory=late)
         if upload.path is None:
             upload.reopen()  # no file, nothing to wait for
         else:
@@ -295,8 +301,14 @@ class Coordinator:
                 return Receipt(number, found[0].digest, counted=True, durable=self._intake.durable)
             if self._round.phase in (Phase.WAITING, Phase.TRAINING, Phase.EVALUATING):
                 return None
+            if self._committer.wants_late(client, number, ahead=1):
+                raise TryLater(f"round {number} is being committed without {client}; try again in a moment")
         if stored := await self._in_database(self._store.update_of, client, number):
             return Receipt(number, stored.digest, counted=True, durable=True)
+        if digest := await self._in_database(self._store.history_digest, client, number):
+            return Receipt(number, digest, counted=False, durable=True, reason=STANDS_IN, in_history=True)
+        if self._committer.wants_late(client, number):
+            return None
         late = f"round {number} went on without {client}; its update came too late"
         return Receipt(number, b"", counted=False, durable=True, reason=late)
 
@@ -316,7 +328,24 @@ class Coordinator:
             if upload.spoiled:
                 self._intake.drop(upload)
             raise
-        return await self._whole(self._arrive(upload))
+        late = upload.announced.round < self._round.number
+        return await self._whole(self._arrive_late(upload) if late else self._arrive(upload))
+
+    async def _arrive_late(self, upload: Upload) -> Receipt:
+        """Never part of a model that it was not computed on; but the client's newest word, if it is."""
+        client, number = upload.announced.client, upload.announced.round
+        if not self._intake.holds(upload) or client in self._revoked:
+            raise WrongState(f"the late update of {client} is no longer wanted; ask for a new task")
+        if self._committer.wants_late(client, number):
+            update = self._intake.release(upload)
+            await self._in_aggregator(self._committer.remember_late, update, upload.row)
+            await self._in_database(self._store.write, self._store.history_write([update]))
+            await self._in_aggregator(self._committer.late_is_named, update)
+            self._intake.give_back(upload)
+        else:
+            self._intake.drop(upload)
+        receipt = await self._receipt_for(client, number)
+        return receipt or Receipt(number, b"", False, True, f"round {number} went on without {client}")
 
     async def _arrive(self, upload: Upload) -> Receipt:
         arrival = Arrival(upload, asyncio.get_running_loop().create_future())
@@ -527,7 +556,10 @@ class Coordinator:
             "training_seconds": training_seconds,
         }
         keep = self.settings.keep_models
-        writes = [self._store.commit_writes(committed.stored, record, keep)]
+        writes = [
+            self._store.commit_writes(committed.stored, record, keep),
+            self._store.history_write(committed.remembered, committed.forgotten),
+        ]
         if not self._intake.durable:
             writes = [self._store.update_write(update) for update, _ in self._intake.whole.values()] + writes
 

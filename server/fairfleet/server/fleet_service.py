@@ -218,11 +218,17 @@ async def _receive(stream: AsyncIterator[bytes], take: Callable[[list[bytes]], A
     return waiting
 
 
+def outcome(receipt: Receipt) -> pb.Outcome.ValueType:
+    if receipt.counted:
+        return pb.OUTCOME_COUNTED
+    return pb.OUTCOME_HISTORY if receipt.in_history else pb.OUTCOME_IGNORED
+
+
 def receipt_out(receipt: Receipt) -> pb.Receipt:
     return pb.Receipt(
         round=receipt.round,
         digest=receipt.digest,
-        outcome=pb.OUTCOME_COUNTED if receipt.counted else pb.OUTCOME_IGNORED,
+        outcome=outcome(receipt),
         durable=receipt.durable,
         reason=receipt.reason,
     )

@@ -39,8 +39,8 @@ class History:
     True
     >>> history.put("ann", 2, np.array([0, 0], np.float32))  # older than what is known
     False
-    >>> history.rows(), history.products(["ann"])
-    ({'ann': PastRow(client='ann', round=3)}, array([[[25.]]]))
+    >>> history.rows()["ann"].round, history.products(["ann"])
+    (3, array([[[25.]]]))
     """
 
     def __init__(self, layers: Sequence[int], shelf: Shelf | None = None, precision: Precision = "float32") -> None:
@@ -53,20 +53,30 @@ class History:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def put(self, client: str, round: int, row: Row) -> bool:
+    def put(
+        self, client: str, round: int, row: Row, *, loss: float | None = None, samples: float | None = None
+    ) -> bool:
         """Keeps a copy of the row if it is newer than the client's last. A late update is not lost, an old one is."""
         before = self._rows.get(client)
         if before and before[0].round >= round:
             return False
-        if row.shape != (sum(self.layers),):
-            raise ValueError(f"row of {client!r} has shape {row.shape}; this history holds rows of {sum(self.layers)}")
-        past = PastRow(client, round)
-        kept = self._shelf.put(past, row.astype(self.precision))
-        self._forget(client)
-        if before:
-            self._shelf.drop(before[0])
-        self._rows[client] = (past, kept)
+        past = PastRow(client, round, loss, samples)
+        self.install(past, self.write(past, row))
         return True
+
+    def write(self, past: PastRow, row: Row) -> Row:
+        """Puts a copy of the row where rows are kept. It is the client's latest only once it is installed."""
+        if row.shape != (sum(self.layers),):
+            raise ValueError(
+                f"row of {past.client!r} has shape {row.shape}; this history holds rows of {sum(self.layers)}"
+            )
+        return self._shelf.put(past, row.astype(self.precision))
+
+    def install(self, past: PastRow, kept: Row) -> None:
+        self._forget(past.client)
+        if before := self._rows.get(past.client):
+            self._shelf.drop(before[0])
+        self._rows[past.client] = (past, kept)
 
     def discard(self, client: str) -> None:
         """Forgets a client that left for good."""
@@ -74,6 +84,17 @@ class History:
             past, _ = self._rows.pop(client)
             self._forget(client)
             self._shelf.drop(past)
+
+    def surplus(self, round: int, *, rounds: int | None = None, size_bytes: int | None = None) -> list[str]:
+        """Clients whose rows are older than so many rounds, and the oldest beyond so many bytes."""
+        by_age = sorted(self._rows, key=lambda client: (self._rows[client][0].round, client))
+        each = sum(self.layers) * np.dtype(self.precision).itemsize
+        too_many = len(by_age) - size_bytes // each if size_bytes is not None else 0
+        return [
+            client
+            for at, client in enumerate(by_age)
+            if at < too_many or (rounds is not None and round - self._rows[client][0].round > rounds)
+        ]
 
     def rows(self) -> dict[str, PastRow]:
         """Which rows there are, by client id and in its order."""

@@ -34,12 +34,13 @@ class Intake:
         self._under_way: dict[str, Upload] = {}  # by client
         self._open: dict[bytes, Upload] = {}  # by token
 
-    def upload_for(self, announced: Announced) -> Upload:
+    def upload_for(self, announced: Announced, in_memory: bool = False) -> Upload:
         """The upload of this very update, perhaps begun; another of the same client is dropped."""
         upload = self._under_way.get(announced.client)
         if upload is None or upload.announced.digest != announced.digest:
             self.drop_of(announced.client)
-            upload = self._under_way[announced.client] = Upload(announced, self._rows.take(), self._path(announced))
+            path = None if in_memory else self._path(announced)
+            upload = self._under_way[announced.client] = Upload(announced, self._rows.take(), path)
         return upload
 
     def opened(self, upload: Upload) -> None:
@@ -61,9 +62,15 @@ class Intake:
 
     def keep(self, upload: Upload) -> StoredUpdate:
         """A finished upload becomes one of the round's updates."""
-        announced = upload.announced
+        update = self.release(upload)
+        self.whole[update.client] = (update, upload.row)
+        return update
+
+    def release(self, upload: Upload) -> StoredUpdate:
+        """A finished upload is no longer under way; its row is the caller's, who may give it back."""
         self._forget(upload)
-        update = StoredUpdate(
+        announced = upload.announced
+        return StoredUpdate(
             announced.round,
             announced.client,
             announced.digest,
@@ -72,8 +79,9 @@ class Intake:
             announced.report,
             str(upload.path.relative_to(self._store.folder)) if upload.path else None,
         )
-        self.whole[announced.client] = (update, upload.row)
-        return update
+
+    def give_back(self, upload: Upload) -> None:
+        self._rows.give_back(upload.row)
 
     def holds(self, upload: Upload) -> bool:
         """Whether this is (still) the upload of its client."""

@@ -55,6 +55,14 @@ class RoundSettings(Part):
     evaluation_deadline_seconds: PositiveFloat = 120.0
 
 
+class HistorySettings(Part):
+    """The latest update of every client, for rules that use those of absent ones."""
+
+    precision: Literal["float32", "float16"] = "float32"
+    keep_rounds: PositiveInt | None = Field(default=None, description="older rows are forgotten; default: never")
+    keep_bytes: PositiveInt | None = Field(default=None, description="the oldest rows beyond are forgotten")
+
+
 class End(Part):
     """Reasons to end before all rounds are done."""
 
@@ -126,6 +134,7 @@ class ServerSettings(Settings):
     seed: NonNegativeInt = 0
     round: RoundSettings = RoundSettings()
     end: End = End()
+    history: HistorySettings = HistorySettings()
     rule: Named = Field(default=Named(name="fedavg"), description="see `fairfleet rules`")
     optimizer: Named | None = Field(default=None, description="after the rule, instead of the rule's own")
     plan: Plan = Plan()

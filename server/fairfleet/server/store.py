@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import threading
 import time
@@ -27,10 +28,14 @@ from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Signature
 from fairfleet.server.durable import sync_folder, write_durably
+from fairfleet.server.migrations import MIGRATIONS
 from fairfleet.server.rounds import Event, Round, event_to_json, round_from_json, round_to_json
+from fairfleet.server.rules.base import PastRow
 from fairfleet.server.selection import Candidate
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # migrations.py knows the way from older ones
+log = logging.getLogger(__name__)
+
 DATABASE = "federation.db"
 VECTORS = ".optimizer.safetensors"
 FREE_MODEL = "free"  # the file of a model that is not kept any longer, for the next one
@@ -79,6 +84,15 @@ evaluations = sa.Table(
     sa.Column("failure", sa.Text, nullable=False),
     sa.Column("unix_seconds", sa.Float, nullable=False),
 )
+history = sa.Table(
+    "history",
+    metadata,
+    sa.Column("client", sa.Text, primary_key=True),
+    sa.Column("round", sa.Integer, nullable=False),  # whose model the row was computed on
+    sa.Column("digest", sa.Text, nullable=False),  # of the update that it was
+    sa.Column("loss", sa.Float, nullable=False),
+    sa.Column("samples", sa.Float, nullable=False),
+)
 revocations = sa.Table(
     "revocations", metadata, sa.Column("client", sa.Text, primary_key=True), sa.Column("reason", sa.Text)
 )
@@ -126,8 +140,7 @@ class Store:
         self._lock = _claim(folder)
         try:
             self._engine = _engine(f"sqlite:///{folder / DATABASE}")
-            metadata.create_all(self._engine)
-            self._check_schema()
+            self._take_up_schema()
         except sa.exc.DatabaseError as error:
             os.close(self._lock)
             raise StateDirError(
@@ -147,16 +160,23 @@ class Store:
         with self._engine.connect() as connection:
             yield connection
 
-    def _check_schema(self) -> None:
-        found = self._get("schema_version")
-        if found is None:
+    def _take_up_schema(self) -> None:
+        """Makes a new directory's tables, and brings an older one's up to date; a newer one is left alone."""
+        if not sa.inspect(self._engine).has_table("meta"):
+            metadata.create_all(self._engine)
             with self._engine.begin() as connection:
-                connection.execute(meta.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
-        elif int(found) != SCHEMA_VERSION:
+                _put(connection, "schema_version", str(SCHEMA_VERSION))
+        found = int(self._get("schema_version") or 0)
+        if found > SCHEMA_VERSION or found < min(MIGRATIONS):
             raise StateDirError(
                 f"{self.folder} has schema version {found}; this server reads version {SCHEMA_VERSION}. "
-                "Use the server version that wrote it, or another state directory."
+                "Use the server version that wrote it, or another state directory; nothing was changed."
             )
+        for version in range(found, SCHEMA_VERSION):
+            with self._engine.begin() as connection:
+                MIGRATIONS[version](connection, self.folder)
+                _put(connection, "schema_version", str(version + 1))
+            log.info("%s: schema version %d is now %d", self.folder, version, version + 1)
 
     def _get(self, key: str) -> str | None:
         with self._reading() as connection:
@@ -213,6 +233,11 @@ class Store:
             for write in writes:
                 write(connection)
 
+    def write(self, write: Write) -> None:
+        """A fact that belongs to no event of a round."""
+        with self._engine.begin() as connection:
+            write(connection)
+
     def update_write(self, update: StoredUpdate) -> Write:
         row = {
             "round": update.round,
@@ -225,6 +250,50 @@ class Store:
             "unix_seconds": time.time(),
         }
         return lambda connection: _run(connection, _UPDATE, row)
+
+    def history_write(self, kept: Sequence[StoredUpdate], forgotten: Sequence[str] = ()) -> Write:
+        """Names the rows that stand for their clients from now on, if they are newer than those that did."""
+        rows: list[dict[str, Any]] = [
+            {
+                "client": update.client,
+                "round": update.round,
+                "digest": update.digest.hex(),
+                "loss": update.report.loss_before,
+                "samples": update.report.samples,
+            }
+            for update in kept
+        ]
+        clients = [update.client for update in kept]
+
+        def write(connection: Connection) -> None:
+            known = sa.select(history.c.client, history.c.round).where(history.c.client.in_(clients))
+            rounds_of = {row.client: row.round for row in connection.execute(known)}
+            newer = [row for row in rows if rounds_of.get(row["client"], -1) < row["round"]]
+            gone = [*(row["client"] for row in newer), *forgotten]
+            if gone:
+                connection.execute(history.delete().where(history.c.client.in_(gone)))
+            if newer:
+                connection.execute(history.insert(), newer)
+
+        return write
+
+    def history_rows(self) -> list[PastRow]:
+        query = sa.select(history.c.client, history.c.round, history.c.loss, history.c.samples)
+        with self._reading() as connection:
+            return [PastRow(*row) for row in connection.execute(query)]
+
+    def history_digest(self, client: str, round_number: int) -> bytes | None:
+        """Of the update that stands for the client, if it was computed in this round."""
+        query = sa.select(history.c.digest).where(history.c.client == client, history.c.round == round_number)
+        with self._reading() as connection:
+            digest = connection.scalar(query)
+        return bytes.fromhex(digest) if digest else None
+
+    def model_digest(self, version: int) -> bytes | None:
+        """Of any version that was ever committed, kept or not."""
+        with self._reading() as connection:
+            digest = connection.scalar(sa.select(models.c.digest).where(models.c.version == version))
+        return bytes.fromhex(digest) if digest else None
 
     def commit_writes(self, model: StoredModel, record: dict[str, Any], keep: int) -> Write:
         """The facts of a committed round: its model, its record, and which model files are no longer kept."""

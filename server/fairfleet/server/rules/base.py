@@ -43,10 +43,33 @@ class Report:
 
 @dataclass(frozen=True)
 class PastRow:
-    """A row of the history: whose it is, and the round whose model it was computed on."""
+    """A row of the history: whose it is, the round whose model it was computed on, and what was reported with it."""
 
     client: str
     round: int
+    loss: float | None = None
+    samples: float | None = None
+
+
+Absent = Literal["ignore", "history"]
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """Whose loss a direction is to lower: the round's clients, then perhaps absent ones."""
+
+    gram: Vector
+    losses: Vector
+    samples: Vector
+    places: Places  # of their rows among the cohort's
+    names: Sequence[str]  # of the absent ones
+
+    def __len__(self) -> int:
+        return len(self.losses)
+
+    def weights(self, weighting: Weighting) -> Vector:
+        shares = self.samples if weighting == "samples" else np.ones(len(self))
+        return np.asarray(shares / shares.sum())
 
 
 @dataclass(frozen=True)
@@ -96,6 +119,20 @@ class Cohort:
     def weights(self, weighting: Weighting) -> Vector:
         shares = self.samples if weighting == "samples" else np.ones(len(self))
         return np.asarray(shares / shares.sum())
+
+    def objectives(self, absent: Absent, rounds: int) -> Objectives:
+        """The clients; with `history` also those that are absent, by their last row if it is not too old."""
+        used = [at for at in self.absent() if absent == "history" and self.round - self.history[at].round <= rounds]
+        used = [at for at in used if self.history[at].loss is not None]
+        past = [self.history[at] for at in used]
+        places = np.array([*range(len(self)), *(len(self) + at for at in used)], dtype=np.intp)
+        return Objectives(
+            gram=self.gram.of(places).whole,
+            losses=np.concatenate([self.losses, [row.loss for row in past]]),
+            samples=np.concatenate([self.samples, [row.samples or 0.0 for row in past]]),
+            places=places,
+            names=[row.client for row in past],
+        )
 
     def absent(self) -> list[int]:
         """Places in the history of clients that are not here."""

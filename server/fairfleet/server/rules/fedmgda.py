@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fairfleet.server.minnorm import min_norm_in_box, min_norm_on_simplex
 from fairfleet.server.rules.algebra import moved, spread, unit, vanishes
-from fairfleet.server.rules.base import Cohort, Places, Rule, State, Step, Vector, Weighting
+from fairfleet.server.rules.base import Absent, Cohort, Objectives, Places, Rule, State, Step, Vector, Weighting
 
 
 class FedMGDA(Rule):
@@ -21,12 +21,12 @@ class FedMGDA(Rule):
     summary: ClassVar[str] = "shortest convex combination: descends for every client"
 
     def step(self, cohort: Cohort, state: State) -> Step:
-        gram = cohort.own.whole
-        here = moved(gram)
+        all = cohort.objectives("ignore", 0)
+        here = moved(all.gram)
         if not len(here):
             return Step(np.zeros(len(cohort)), status="stationary")
-        weights = min_norm_on_simplex(gram[np.ix_(here, here)]).weights
-        return settle(weights, weights, here, cohort)
+        weights = min_norm_on_simplex(all.gram[np.ix_(here, here)]).weights
+        return settle(weights, weights, here, all, len(cohort.gram))
 
 
 class FedMGDAPlus(Rule):
@@ -35,23 +35,28 @@ class FedMGDAPlus(Rule):
     summary: ClassVar[str] = "the same on normalised updates, weights near a prior: robust to inflated updates"
     epsilon: float = Field(default=1.0, ge=0.0, le=1.0)
     lam0: Weighting = "uniform"
+    absent: Absent = "ignore"  # or their last rows as objectives, too
+    absent_rounds: int = Field(default=10, ge=1)  # not older than this
+
+    def window(self, known: int, clients: int) -> int:
+        return self.absent_rounds if self.absent == "history" else 0
 
     def step(self, cohort: Cohort, state: State) -> Step:
-        gram = cohort.own.whole
-        here = moved(gram)
+        all = cohort.objectives(self.absent, self.absent_rounds)
+        here = moved(all.gram)
         if not len(here):
             return Step(np.zeros(len(cohort)), status="stationary")
-        cosines, norms = unit(gram[np.ix_(here, here)])
-        prior = cohort.weights(self.lam0)[here]
+        cosines, norms = unit(all.gram[np.ix_(here, here)])
+        prior = all.weights(self.lam0)[here]
         prior = prior / prior.sum()
         weights = min_norm_in_box(cosines, np.maximum(prior - self.epsilon, 0.0), prior + self.epsilon).weights
-        return settle(weights / norms, weights, here, cohort)
+        return settle(weights / norms, weights, here, all, len(cohort.gram))
 
 
-def settle(coefficients: Vector, weights: Vector, here: Places, cohort: Cohort) -> Step:
+def settle(coefficients: Vector, weights: Vector, here: Places, all: Objectives, rows: int) -> Step:
     """The step of the clients that moved, or none at a Pareto-stationary point."""
-    full = spread(coefficients, here, len(cohort))
-    notes = {"lam": spread(weights, here, len(cohort))}
-    if vanishes(full, cohort.own.whole):
-        return Step(np.zeros(len(cohort)), status="pareto_stationary", notes=notes)
-    return Step(full, status="ok" if len(here) == len(cohort) else "zero_gradient_excluded", notes=notes)
+    full = spread(coefficients, all.places[here], rows)
+    notes = {"lam": spread(weights, here, len(all))} | ({"hist_used": list(all.names)} if all.names else {})
+    if vanishes(spread(coefficients, here, len(all)), all.gram):
+        return Step(np.zeros(rows), status="pareto_stationary", notes=notes)
+    return Step(full, status="ok" if len(here) == len(all) else "zero_gradient_excluded", notes=notes)

@@ -1,0 +1,50 @@
+"""State directories of older versions, made into today's, step by step. Each step is one transaction.
+
+A step says in plain SQL what it does: the tables as they are defined today would not fit yesterday's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import unquote
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+Migration = Callable[[Connection, Path], None]
+
+
+def name_history_rows(connection: Connection, folder: Path) -> None:
+    """1 -> 2: the database names the history's rows; until now whatever lay in the folder counted."""
+    connection.execute(
+        sa.text(
+            "CREATE TABLE IF NOT EXISTS history (client TEXT NOT NULL PRIMARY KEY, round INTEGER NOT NULL, "
+            "digest TEXT NOT NULL, loss FLOAT NOT NULL, samples FLOAT NOT NULL)"
+        )
+    )
+    newest: dict[str, int] = {}
+    for file in (folder / "history").glob("*@*.npy"):
+        name, _, number_text = file.stem.rpartition("@")
+        newest[unquote(name)] = max(newest.get(unquote(name), -1), int(number_text))
+    for client, number in newest.items():
+        found = connection.execute(
+            sa.text("SELECT digest, report FROM updates WHERE client = :client AND round = :round"),
+            {"client": client, "round": number},
+        ).one_or_none()
+        if found is not None:  # else a row of a round that was not committed
+            report = json.loads(found.report)
+            connection.execute(
+                sa.text("INSERT INTO history VALUES (:client, :round, :digest, :loss, :samples)"),
+                {
+                    "client": client,
+                    "round": number,
+                    "digest": found.digest,
+                    "loss": report["loss_before"],
+                    "samples": report["samples"],
+                },
+            )
+
+
+MIGRATIONS: dict[int, Migration] = {1: name_history_rows}  # from each version to the next

@@ -1,0 +1,55 @@
+"""Late is not lost: an update that misses its round stands for its client in later ones, over restarts too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fairfleet.proto.v1 import fleet_pb2 as pb
+from tests.e2e.device import Device
+from tests.e2e.fleet import Fleet, until
+
+SOON = {"round__minimum_clients": 3, "round__deadline_seconds": 1.5, "round__quorum": 0.6, "lease_seconds": 60}
+
+
+def test_a_late_update_refreshes_the_history_and_never_a_model_it_was_not_computed_on(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server(rounds=10_000, rule__name="fedfv", rule__tau=5, **SOON)
+    for name in ("a", "b"):
+        fleet.start_client(name, step_seconds=0.3)
+    slow = Device(fleet.address, "slow")
+    slow.join()
+    slow.train_task()
+    number = slow.task.round
+    chunks, encoded = slow.encode(value=3.0)
+    fleet.wait_for_version(number + 1)
+    receipt = slow.send(slow.open(encoded).upload, chunks)
+    assert (receipt.outcome, receipt.durable) == (pb.OUTCOME_HISTORY, True)
+    assert slow.open(encoded).receipt.outcome == pb.OUTCOME_HISTORY  # however often it is sent
+    assert fleet.query("select round, loss, samples from history where client = 'slow'") == [(number, 1.0, 10.0)]
+    assert fleet.query("select count(*) from updates where client = 'slow'") == [(0,)]
+
+    def stands_in() -> bool:
+        return any("slow" in record["diagnostics"]["history_coefficients"] for record in fleet.records())
+
+    until(stands_in, "the late row to be used")
+    fleet.kill_server()
+    before = set(fleet.query("select client, round from history"))
+    fleet.start_server(rounds=10_000, rule__name="fedfv", rule__tau=5, **SOON)
+    assert before == {(file.stem.split("@")[0], int(file.stem.split("@")[1])) for file in rows_of(fleet)}
+
+
+def test_a_rule_without_history_ignores_what_is_late(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server(rounds=10_000, **SOON)
+    for name in ("a", "b"):
+        fleet.start_client(name)
+    slow = Device(fleet.address, "slow")
+    slow.join()
+    slow.train_task()
+    _, encoded = slow.encode()
+    fleet.wait_for_version(slow.task.round + 1)
+    assert slow.open(encoded).receipt.outcome == pb.OUTCOME_IGNORED
+
+
+def rows_of(fleet: Fleet) -> list[Path]:
+    return sorted((fleet.state / "history").glob("*.npy"))

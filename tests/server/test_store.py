@@ -1,0 +1,133 @@
+"""The store: older state directories are brought up to date, newer ones are left alone, histories are named."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairfleet.common.errors import StateDirError
+from fairfleet.common.reports import TrainReport
+from fairfleet.common.tensors import Model
+from fairfleet.server.durable_history import Past
+from fairfleet.server.history import Folder
+from fairfleet.server.rounds import Round
+from fairfleet.server.rules import PastRow
+from fairfleet.server.settings import HistorySettings
+from fairfleet.server.store import SCHEMA_VERSION, Store, StoredUpdate
+
+LAYERS = [3, 5]
+REPORT = TrainReport(samples=7, loss_before=0.5, loss_after=0.1, steps=1, learning_rate=0.1)
+
+
+def row(value: float) -> np.ndarray:
+    return np.full(8, value, np.float32)
+
+
+def update(client: str, number: int) -> StoredUpdate:
+    return StoredUpdate(number, client, bytes([number] * 32), "raw32", 32, REPORT, None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "state")
+    store.create("test", Model.of({"w": np.zeros(8, np.float32)}), bytes(32))
+    yield store
+    store.close()
+
+
+def reopened(store: Store, **keeping: object) -> Past:
+    return Past(store, LAYERS, HistorySettings.model_validate(keeping))
+
+
+def test_a_state_directory_of_version_1_is_migrated_and_its_history_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    store = Store(folder)
+    store.create("test", Model.of({"w": np.zeros(8, np.float32)}), bytes(32))
+    store.record([], Round(1), store.update_write(update("ann", 0)))
+    store.close()
+    with sqlite3.connect(folder / "federation.db") as database:
+        database.execute("DROP TABLE history")
+        database.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+    Folder(folder / "history").put(PastRow("ann", 0), row(1))
+    Folder(folder / "history").put(PastRow("bob", 0), row(2))  # of a round that was not committed
+    store = Store(folder)
+    try:
+        assert store.history_rows() == [PastRow("ann", 0, 0.5, 7.0)]
+        np.testing.assert_array_equal(reopened(store).history.row("ann"), row(1))
+        assert [file.name for file in (folder / "history").iterdir()] == ["ann@0.npy"]
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1])
+def test_a_state_directory_of_another_version_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
+    Store(tmp_path).close()
+    database = tmp_path / "federation.db"
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", [str(version)])
+    with pytest.raises(StateDirError, match=f"schema version {version}; this server reads version {SCHEMA_VERSION}"):
+        Store(tmp_path)
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone() == (str(version),)
+
+
+def test_a_row_counts_only_once_a_transaction_has_named_it(store: Store) -> None:
+    past = reopened(store)
+    past.history.put("ann", 1, row(1), loss=0.5, samples=7)
+    store.write(store.history_write([update("ann", 1)]))
+    past.settle()
+    past.history.put("ann", 2, row(2), loss=0.4, samples=7)  # and then the server dies
+    again = reopened(store)
+    assert again.history.rows() == {"ann": PastRow("ann", 1, 0.5, 7.0)}
+    np.testing.assert_array_equal(again.history.row("ann"), row(1))
+
+
+def test_an_older_row_never_replaces_a_newer_one(store: Store) -> None:
+    store.write(store.history_write([update("ann", 5)]))
+    store.write(store.history_write([update("ann", 4)]))
+    assert [past.round for past in store.history_rows()] == [5]
+    assert store.history_digest("ann", 5) == bytes([5] * 32)
+    assert store.history_digest("ann", 4) is None
+
+
+def test_a_late_update_waits_for_the_round_under_way_and_for_its_transaction(store: Store) -> None:
+    past = reopened(store)
+    past.history.put("ann", 1, row(1), loss=0.5, samples=7)
+    assert past.wants("ann", 2, version=4)
+    assert not past.wants("ann", 1, version=4)
+    assert not past.wants("ann", 4, version=4)
+    late = update("ann", 2)
+    past.write_late(late, row(2))
+    assert not past.wants("ann", 2, version=4)  # it is here already
+    past.settle()
+    assert past.history.rows()["ann"].round == 1
+    store.write(store.history_write([late]))
+    past.late_is_named(late)
+    past.settle()
+    assert past.history.rows()["ann"] == PastRow("ann", 2, 0.5, 7.0)
+    assert reopened(store).history.rows()["ann"].round == 2
+
+
+def test_what_is_too_old_or_too_much_is_forgotten_oldest_first(store: Store) -> None:
+    past = reopened(store, keep_rounds=10, keep_bytes=2 * 8 * 4)
+    for client, number in (("ancient", 1), ("old", 12), ("newer", 13), ("newest", 14)):
+        past.history.put(client, number, row(number), loss=0.5, samples=7)
+    assert past.make_room(15) == ["ancient", "old"]
+    assert set(past.history.rows()) == {"newer", "newest"}
+    half = reopened(store, precision="float16", keep_bytes=2 * 8 * 4)
+    for k in range(5):
+        half.history.put(str(k), k, row(k), loss=0.5, samples=7)
+    assert half.make_room(9) == ["0"]
+
+
+def test_a_row_that_is_damaged_is_said_so(store: Store) -> None:
+    past = reopened(store)
+    past.history.put("ann", 1, row(1), loss=0.5, samples=7)
+    store.write(store.history_write([update("ann", 1)]))
+    (store.folder / "history" / "ann@1.npy").write_bytes(b"nonsense")
+    with pytest.raises(StateDirError, match=r"ann@1\.npy cannot be read"):
+        reopened(store)
