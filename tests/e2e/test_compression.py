@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from fairfleet.client.residual import Residual
 from fairfleet.common.tensors import Vector
@@ -95,3 +96,32 @@ def test_a_server_that_is_told_of_an_unknown_codec_does_not_start(fleet: Fleet) 
     assert done.returncode == 2
     assert "unknown codec zip; known here: raw32" in done.stderr
     until(lambda: not fleet.state.exists(), "nothing to be left behind")
+
+
+def downlink_residual(fleet: Fleet, version: int) -> Vector:
+    (file,) = fleet.query(f"select vectors_file from models where version = {version}")[0]
+    kept: Vector = load_file(fleet.state / file)["downlink"]
+    return kept
+
+
+def test_clients_follow_the_changes_of_a_lossy_downlink_over_kills_of_both_sides(fleet: Fleet) -> None:
+    rounds, size = 10, 200_000
+    settings = {"rounds": rounds, "compression__downlink": "int8", "round__quorum": 1.0, "lease_seconds": 20}
+    fleet.init(size)
+    fleet.start_server(**settings)
+    for name, shift in SHIFTS.items():
+        fleet.start_client(name, shift=shift, steps=2, step_seconds=0.05)
+    fleet.wait_for_version(3)
+    fleet.kill_client("b")  # begins with the whole model
+    fleet.start_client("b", shift=SHIFTS["b"], steps=2, step_seconds=0.05)
+    fleet.wait_for_version(6)
+    sent = fleet.status().bytes_sent
+    assert sent < 4.2 * 4 * size + 14 * 1.1 * size, "three whole models, the rest as changes"
+    fleet.kill_server()  # it forgets the changes, but not what it holds back
+    fleet.start_server(**settings)
+    fleet.wait_for_version(rounds)
+    assert set(fleet.wait_clients().values()) == {0}
+    expected = -rounds * sum(SHIFTS.values()) / 2
+    master = fleet.model(rounds).parameters + downlink_residual(fleet, rounds)
+    np.testing.assert_allclose(master, expected, rtol=1e-4)
+    assert "do not lead to version" not in fleet.log("a.log") + fleet.log("b.log")

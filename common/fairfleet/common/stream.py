@@ -76,6 +76,11 @@ class Feedback(Protocol):
         """Takes what the codec lost of the elements that follow those of the last call."""
 
 
+def digest_of(model: Model) -> bytes:
+    """The name of a model: that of its stream."""
+    return encode(model_pieces(model), lambda head, data: None).digest
+
+
 def update_pieces(
     received: Model, trained: Model, codec: Codec, seed: int = 0, feedback: Feedback | None = None
 ) -> Pieces:

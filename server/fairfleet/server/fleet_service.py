@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from fairfleet.common import wire
+from fairfleet.common.codecs import needs
 from fairfleet.common.errors import (
     BadRequest,
     Corrupted,
@@ -94,11 +95,16 @@ class FleetService:
 
     def _task(self, session: str, assignment: Assignment) -> pb.NextTaskResponse:
         coordinator, publication = self._coordinator, self._coordinator.publication
-        model = pb.ModelRef(version=publication.version, digest=publication.digest, size_bytes=publication.size_bytes)
+        member = coordinator.session(session).member
+        model = pb.ModelRef(
+            version=publication.version,
+            digest=publication.digest,
+            size_bytes=publication.size_bytes,
+            changes=self._changes(member),
+        )
         left = max(0.0, assignment.ends - asyncio.get_running_loop().time())
         if assignment.kind == "evaluate":
             return pb.NextTaskResponse(evaluate=pb.EvaluateTask(id=assignment.id, model=model, seconds_left=left))
-        member = coordinator.session(session).member
         plan = coordinator.plan.for_client(member.client, assignment.version)
         return pb.NextTaskResponse(
             train=pb.TrainTask(
@@ -113,13 +119,24 @@ class FleetService:
             )
         )
 
+    def _changes(self, member: Member) -> list[pb.Change]:
+        downlink = self._coordinator.downlink
+        if not needs(downlink.codec) <= set(member.codecs):
+            return []
+        return [
+            pb.Change(version=c.version, digest=c.digest, size_bytes=c.size_bytes, codec=downlink.codec)
+            for c in downlink.changes
+        ]
+
     async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:  # noqa: N802
         client = self._coordinator.session(request.session).client
-        publication = self._coordinator.publication
-        if request.version != publication.version:
+        newest = self._coordinator.publication
+        kept = self._coordinator.downlink.changes if request.change else (newest,)
+        publication = next((found for found in kept if found.version == request.version), None)
+        if publication is None:
             raise NotKept(
-                f"version {request.version} is not published; the newest is {publication.version}. "
-                "Ask for the next task."
+                f"{'the change to ' * request.change}version {request.version} is not published; the newest is "
+                f"{newest.version}. Ask for the next task."
             )
         with self._coordinator.transferring(client):
             for message in publication.messages_from(request.offset_bytes):

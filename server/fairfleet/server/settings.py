@@ -90,10 +90,19 @@ class Limits(Part):
 class Compression(Part):
     error_feedback: bool = Field(default=True, description="what a lossy codec leaves out is sent with the next update")
     clients: dict[str, str] = Field(default={}, description="by client: its own codec, or auto")
+    downlink: str = Field(default="raw32", description="of models; a lossy codec sends what changed in a round")
+    changes: PositiveInt = Field(default=4, description="rounds back that a client can be brought up to date from")
     auto_upload_seconds: PositiveFloat = Field(
         default=10.0,
         description="codec auto: the finest whose upload takes no longer over the client's measured uplink",
     )
+
+    @field_validator("downlink")
+    @classmethod
+    def _known_downlink(cls, name: str) -> str:
+        if known_codec(name) == AUTO:
+            raise ValueError("auto is for updates only; name a codec")
+        return name
 
     @field_validator("clients")
     @classmethod
