@@ -9,9 +9,10 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 
-def requirements(project: dict[str, object], extras: list[str]) -> list[str]:
+def requirements(project: dict[str, Any], extras: list[str]) -> list[str]:
     """An extra may name others of this project, as in `fairfleet[server]`: they are put in its place."""
     optional = project["optional-dependencies"]
     found = list(project["dependencies"])

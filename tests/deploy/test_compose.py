@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -40,7 +42,7 @@ def test_the_server_listens_where_its_ports_are_published(
     settings = server_settings(services["server"]["environment"], monkeypatch)
     ports = published(services["server"])
     assert settings.listen == "0.0.0.0:8440"
-    assert (settings.http.host, settings.http.port) == ("0.0.0.0", 8441)
+    assert (settings.http.host, settings.http_port) == ("0.0.0.0", 8441)
     assert set(ports) == {8440, 8441}
     assert all(where.startswith("127.0.0.1:") for where in ports.values()), "in the clear: not for other machines"
 
@@ -88,7 +90,7 @@ def test_prometheus_scrapes_the_port_that_the_server_has(
     (mount,) = [volume for volume in services["prometheus"]["volumes"] if "prometheus.yml" in volume]
     config = yaml.safe_load((ROOT / mount.split(":")[0]).read_text())
     (targets,) = config["scrape_configs"][0]["static_configs"]
-    assert targets["targets"] == [f"server:{settings.http.port}"]
+    assert targets["targets"] == [f"server:{settings.http_port}"]
 
 
 @pytest.mark.parametrize("service", ["model", "server", "client"])
@@ -105,6 +107,20 @@ def test_the_images_commands_are_commands_of_the_program(services: dict[str, dic
     assert (commands, checks) == (["server", "client", "client"], ["health"])
     for command in {*commands, *checks, services["model"]["command"][0]}:
         assert CliRunner().invoke(program(command), [command, "--help"]).exit_code == 0
+
+
+def test_the_dependencies_of_an_image_are_those_of_the_extra_and_of_the_extras_it_names() -> None:
+    def wanted(*extras: str) -> str:
+        command = [sys.executable, "docker/requirements.py", *extras]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "grpcio>=" in wanted()
+    assert "SQLAlchemy" not in wanted()
+    assert "prometheus-client" in wanted("server")
+    assert "torch" in wanted("torch")
+    for word in ("SQLAlchemy", "scikit-learn"):
+        assert word in wanted("lab")
+    assert "fairfleet" not in wanted("lab")
 
 
 def test_every_variable_of_the_image_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:

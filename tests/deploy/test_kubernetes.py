@@ -81,7 +81,7 @@ def test_ports_of_service_container_and_probes_are_those_the_server_listens_on(
     manifests: list[Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = server_settings(environment(manifests, "fairfleet-server"), monkeypatch)
-    wanted = {"grpc": int(settings.listen.rpartition(":")[2]), "http": settings.http.port}
+    wanted = {"grpc": int(settings.listen.rpartition(":")[2]), "http": settings.http_port}
     (server,) = pod(manifests, "fairfleet-server")["containers"]
     assert {port["name"]: port["containerPort"] for port in server["ports"]} == wanted
     service = found(manifests, "Service", "fairfleet-server")["spec"]["ports"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import sqlite3
@@ -21,6 +22,7 @@ import numpy as np
 from fairfleet.common.tensors import Model
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
+from fairfleet.server.faults import VARIABLE
 
 HERE = Path(__file__).parent
 PROGRAM = [sys.executable, "-m", "fairfleet.common.cli"]
@@ -72,16 +74,18 @@ class Fleet:
         assert done.returncode == 0, done.stderr
         return model
 
-    def start_server(self, **settings: Any) -> None:
-        """`settings` by their path, a double underscore for the dot."""
+    def start_server(self, die_at: int = 0, **settings: Any) -> None:
+        """`settings` by their path, a double underscore for the dot; `die_at`: at which fault point it kills itself."""
         words = ["server", "--listen", self.address, "--state-dir", str(self.state)]
-        if not self.state.exists():
+        if die_at or not self.state.exists():
             words += ["--model", str(self.folder / "model.safetensors")]
         defaults = {"http__port": 0, "rounds": 5, "lease_seconds": 5, "codec": "raw32"}  # whose results are exact
         defaults |= {"round__minimum_clients": 2, "round__evaluate_every": 0}
         for path, value in (defaults | settings).items():
             words += ["--set", f"{path.replace('__', '.')}={value}"]
-        self.server = self._start(words, "server.log")
+        self.server = self._start(words, "server.log", {VARIABLE: str(die_at)} if die_at else {})
+        if die_at:
+            return
         assert self.server.stdout is not None
         line = self.server.stdout.readline()
         assert line.startswith("serving on"), self.log("server.log")
@@ -95,9 +99,10 @@ class Fleet:
         self.clients[name] = self._start(words, f"{name}.log")
         return self.clients[name]
 
-    def _start(self, words: list[str], log: str) -> subprocess.Popen[str]:
+    def _start(self, words: list[str], log: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
         file = open(self.folder / log, "a")  # noqa: SIM115  # the process keeps it
-        return subprocess.Popen([*PROGRAM, *words], cwd=HERE, text=True, stdout=subprocess.PIPE, stderr=file)
+        env = os.environ | (environment or {})
+        return subprocess.Popen([*PROGRAM, *words], cwd=HERE, text=True, stdout=subprocess.PIPE, stderr=file, env=env)
 
     def kill_server(self) -> None:
         assert self.server is not None

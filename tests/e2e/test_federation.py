@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import time
-
-import pytest
 
 from fairfleet.proto.v1 import operator_pb2 as pb
 from tests.e2e.fleet import Fleet, until
@@ -171,23 +168,6 @@ def test_many_kills_of_server_and_clients_lose_nothing(fleet: Fleet) -> None:
         fleet.start_server(rounds=12, round__minimum_clients=2, round__quorum=0.4, lease_seconds=2)
     fleet.wait_for_version(12)
     fleet.prove(12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("durability", ["update", "round"])
-def test_kills_of_the_server_at_random_instants_lose_nothing(fleet: Fleet, durability: str) -> None:
-    draw = random.Random(7)  # the instants still differ from run to run: the machine is never the same
-    settings = {"rounds": 60, "round__quorum": 0.4, "lease_seconds": 2, "durability": durability}
-    fleet.init(100_000)
-    fleet.start_server(**settings)
-    for name, shift in (("a", 1), ("b", 2), ("c", 4)):
-        fleet.start_client(name, shift=shift, steps=2, step_seconds=0.02)
-    for _ in range(25):
-        time.sleep(draw.uniform(0.05, 2.0))
-        fleet.kill_server()
-        fleet.start_server(**settings)
-    fleet.wait_for_version(60, seconds=120)
-    fleet.prove(60)
 
 
 def test_more_rounds_can_be_had_of_a_finished_federation(fleet: Fleet) -> None:

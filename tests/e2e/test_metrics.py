@@ -13,6 +13,8 @@ import grpc
 import pytest
 
 from fairfleet.common.fairness import Fairness
+from fairfleet.common.settings import read_settings
+from fairfleet.server.settings import ServerSettings
 from tests.e2e.device import Device
 from tests.e2e.fleet import Fleet, free_port, until
 from tests.e2e.scraping import Prometheus, Series, get, scrape, series
@@ -191,6 +193,14 @@ def test_a_port_of_the_metrics_that_is_in_use_is_told_of(fleet: Fleet, port: int
     done = fleet.run("server", *other, "--set", f"http.port={port}")
     assert done.returncode == 2
     assert re.search(rf"127\.0\.0\.1:{port}: Address already in use.*http\.port", done.stderr, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("told", "port"),
+    [({}, 8441), ({"listen": "127.0.0.1:0"}, 0), ({"listen": "127.0.0.1:0", "http.port": 9}, 9), ({"http.port": 0}, 0)],
+)
+def test_the_port_of_the_metrics_is_free_where_the_servers_own_is(told: dict[str, object], port: int) -> None:
+    assert read_settings(ServerSettings, None, told).http_port == port
 
 
 def test_a_port_that_is_no_port_is_a_mistake_in_the_settings(fleet: Fleet) -> None:

@@ -495,7 +495,7 @@ def test_frequent_pings_are_borne(standing: Fleet) -> None:
 
 
 def start(fleet: Fleet, *words: str) -> tuple[int, str]:
-    done = fleet.run("server", "--listen", "127.0.0.1:0", "--set", "http.port=0", *words)
+    done = fleet.run("server", "--listen", "127.0.0.1:0", *words)
     return done.returncode, done.stderr
 
 

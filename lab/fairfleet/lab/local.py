@@ -79,8 +79,7 @@ def _checked(crew: Crew, link: OperatorLink) -> Iterator[Observation]:
 
 
 def _server(federation: LocalFederation) -> Iterator[str]:
-    yield from ("server", "--listen", "127.0.0.1:0", "--set", "http.port=0")
-    yield from ("--state-dir", str(federation.folder / "state"))
+    yield from ("server", "--listen", "127.0.0.1:0", "--state-dir", str(federation.folder / "state"))
     yield from ("--model", str(federation.initial), "--rounds", str(federation.rounds))
     yield from ("--minimum-clients", str(len(federation.clients)))
     for path, value in {"name": federation.name, **federation.settings}.items():

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from fairfleet.common import logs
-from fairfleet.common.errors import UsageError
+from fairfleet.common.errors import StateDirError, UsageError
 from fairfleet.common.settings import read_settings
-from fairfleet.server import memory
+from fairfleet.server import checking, process
 from fairfleet.server.serve import serve
 from fairfleet.server.settings import ServerSettings
+from fairfleet.server.store import DATABASE, Store
 
 
 def server(
@@ -34,6 +35,7 @@ def server(
     durability: Annotated[str | None, typer.Option(help="update (default) or round.")] = None,
     exit_when_finished: Annotated[bool | None, typer.Option(help="End when all rounds are done.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, as path=value.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only verify the state directory; change nothing.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
 ) -> None:
     """Run the aggregation server of one federation.
@@ -49,6 +51,8 @@ def server(
       fairfleet server --model model.safetensors --rule fedfv --set rule.alpha=0.2
 
       fairfleet server -c federation.yaml --set plan.learning_rate=0.05
+
+      fairfleet server --check --state-dir backup/fairfleet-state
     """
     logs.set_up(verbose)
     flags: dict[str, Any] = {
@@ -65,8 +69,25 @@ def server(
     }
     given = {path: value for path, value in flags.items() if value is not None}
     settings = read_settings(ServerSettings, config, given | dict(_pair(text) for text in set_ or ()))
-    memory.keep_compact()
+    if check:
+        _check(settings.state_dir)
+        return
+    process.keep_compact()
+    process.allow_many_connections()
     asyncio.run(serve(settings, _announce))
+
+
+def _check(folder: Path) -> None:
+    if not (folder / DATABASE).exists():
+        raise StateDirError(f"{folder} holds no federation: there is no {DATABASE} in it")
+    store = Store(folder, migrate=False)
+    try:
+        found = checking.check(store)
+    finally:
+        store.close()
+    if found.problems:
+        raise StateDirError(f"{folder} is not whole:\n" + "\n".join(f"  {problem}" for problem in found.problems))
+    print(f"{folder} is whole: version {found.versions}, {found.files} files read and compared")
 
 
 def _announce(address: str, url: str) -> None:

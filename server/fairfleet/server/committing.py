@@ -50,6 +50,7 @@ class Committed:
     publication: Publication
     state: ServerState
     record: dict[str, Any]
+    diagnostics_json: str  # of the record, for those who watch
     remembered: tuple[StoredUpdate, ...] = ()  # stand for their clients in the history
     forgotten: tuple[str, ...] = ()  # clients whose rows are no longer kept
     change: Change = NO_CHANGE  # from the version before
@@ -186,7 +187,8 @@ class Committer:
         }
         remembered = tuple(updates[client][0] for client in kept if client not in forgotten)
         stored = StoredModel(version, publication.digest, file, numbers, vectors_file)
-        return Committed(stored, model, publication, taken.state, record, remembered, tuple(forgotten), change)
+        told, gone = json.dumps(record["diagnostics"]), tuple(forgotten)
+        return Committed(stored, model, publication, taken.state, record, told, remembered, gone, change)
 
     def adopt(self, committed: Committed, updates: Updates) -> None:
         """The model was committed: it is the newest now."""
@@ -281,7 +283,8 @@ def weight(diagnostics: Diagnostics, client: str) -> float:
     return float(np.mean(diagnostics.coefficients.get(client, 0.0)))
 
 
-def record_out(record: dict[str, Any]) -> pb.RoundRecord:
+def record_out(record: dict[str, Any], diagnostics_json: str | None = None) -> pb.RoundRecord:
+    """As it is sent; `diagnostics_json` where they have been written out before."""
     elsewhere = ("digest", "contributions", "diagnostics", "history_evicted")
     plain = {key: value for key, value in record.items() if key not in elsewhere}
     contributions = [
@@ -291,6 +294,6 @@ def record_out(record: dict[str, Any]) -> pb.RoundRecord:
     return pb.RoundRecord(
         digest=bytes.fromhex(record["digest"]),
         contributions=contributions,
-        diagnostics_json=json.dumps(record["diagnostics"]),
+        diagnostics_json=json.dumps(record["diagnostics"]) if diagnostics_json is None else diagnostics_json,
         **plain,
     )

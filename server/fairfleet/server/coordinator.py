@@ -576,7 +576,7 @@ class Coordinator:
             self._committer.adopt(committed, self._intake.whole)
             self._intake.clear()
 
-        news = {"round_committed": pb.RoundCommitted(record=record_out(record))}
+        news = {"round_committed": pb.RoundCommitted(record=record_out(record, committed.diagnostics_json))}
         stored = rounds.ModelStored(committed.stored.version)
         await self._apply(stored, writes=writes, news=[news], and_then=publish)
 

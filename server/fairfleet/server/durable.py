@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from fairfleet.server import faults
+
 
 def write_durably(path: Path, write: Callable[[Path], None], over: Path | None = None) -> None:
     """`write` fills a file beside `path`; it takes its name only when it is on the disk.
@@ -26,9 +28,15 @@ def write_durably(path: Path, write: Callable[[Path], None], over: Path | None =
 def sync_file(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+def sync(descriptor: int, path: Path) -> None:
+    """An open file's content is on the disk when this returns."""
+    os.fsync(descriptor)
+    faults.passed(f"fsync of {path.name}")
 
 
 def sync_folder(path: Path) -> None:

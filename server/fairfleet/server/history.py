@@ -6,7 +6,6 @@ a new round costs only the products of its own rows.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -15,6 +14,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from fairfleet.server.blocks import Matrix, Row
+from fairfleet.server.durable import sync
 from fairfleet.server.gram import Gram, GramEngine
 from fairfleet.server.rules.base import PastRow
 
@@ -167,7 +167,7 @@ class Folder:
         with beside.open("wb") as file:
             np.save(file, row)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno(), beside)
         beside.replace(self._file(past))  # a row is there whole or not at all
         return self._open(self._file(past))
 
@@ -181,7 +181,7 @@ class Folder:
             yield past, self._open(file)
 
     def _file(self, past: PastRow) -> Path:
-        return self.path / f"{quote(past.client, safe='')}@{past.round}.npy"
+        return self.path / file_name(past)
 
     def _past(self, file: Path) -> PastRow:
         client, _, round = file.stem.rpartition("@")
@@ -189,3 +189,7 @@ class Folder:
 
     def _open(self, file: Path) -> Row:
         return np.load(file, mmap_mode="r")  # type: ignore[no-any-return]
+
+
+def file_name(past: PastRow) -> str:
+    return f"{quote(past.client, safe='')}@{past.round}.npy"

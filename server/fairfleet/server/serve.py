@@ -28,7 +28,7 @@ from fairfleet.server.http_endpoint import HttpEndpoint
 from fairfleet.server.monitoring import Monitoring
 from fairfleet.server.operator_service import OperatorService
 from fairfleet.server.publication import Publication
-from fairfleet.server.settings import Http, ServerSettings
+from fairfleet.server.settings import ServerSettings
 from fairfleet.server.store import Store
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> 
         coordinator = Coordinator(store, settings)
         server = _grpc_server(coordinator, store)
         address = _bind(server, settings.listen)
-        async with _monitored(coordinator, store, settings.http) as (monitoring, url):
+        async with _monitored(coordinator, store, settings) as (monitoring, url):
             healthy = health.aio.HealthServicer()
             health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
             await coordinator.start()
@@ -103,11 +103,13 @@ async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> 
 
 
 @contextlib.asynccontextmanager
-async def _monitored(coordinator: Coordinator, store: Store, http: Http) -> AsyncIterator[tuple[Monitoring, str]]:
+async def _monitored(
+    coordinator: Coordinator, store: Store, settings: ServerSettings
+) -> AsyncIterator[tuple[Monitoring, str]]:
     """Answers over HTTP from the first moment to the last, also while the coordinator starts and stops."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series per counter, which nothing here reads
     monitoring = Monitoring(coordinator, store)
-    endpoint = HttpEndpoint(http.host, http.port, monitoring.page)
+    endpoint = HttpEndpoint(settings.http.host, settings.http_port, monitoring.page)
     endpoint.start()
     try:
         yield monitoring, endpoint.url

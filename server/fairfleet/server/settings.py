@@ -26,6 +26,7 @@ from fairfleet.server.rounds import Policy
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
 from fairfleet.server.selection import Selection
 
+HTTP_PORT = 8441
 PLAN_FIELDS = {"mu": "proximal_mu", "ditto_lambda": "personal_lambda"}  # the papers' names and ours
 
 
@@ -119,7 +120,9 @@ def known_codec(name: str) -> str:
 
 class Http(Part):
     host: str = Field(default="127.0.0.1", min_length=1, description="address to serve /metrics, /healthz, /readyz on")
-    port: int = Field(default=8441, ge=0, le=65535, description="0 takes a free one")
+    port: int | None = Field(
+        default=None, ge=0, le=65535, description="0 takes a free one, as does the default if `listen` does; else 8441"
+    )
 
 
 class Named(BaseModel):
@@ -177,6 +180,13 @@ class ServerSettings(Settings):
         except RuleError as error:
             raise ValueError(str(error)) from None
         return self
+
+    @property
+    def http_port(self) -> int:
+        """A server on a free port is one of several on its machine: then the HTTP port must be free as well."""
+        if self.http.port is not None:
+            return self.http.port
+        return 0 if self.listen.endswith(":0") else HTTP_PORT
 
     def recipe(self) -> Recipe:
         after = optimizer(self.optimizer.name, **self.optimizer.parameters) if self.optimizer else None

@@ -27,6 +27,7 @@ from sqlalchemy.engine import Connection
 from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Signature
+from fairfleet.server import faults
 from fairfleet.server.durable import sync_folder, write_durably
 from fairfleet.server.migrations import MIGRATIONS
 from fairfleet.server.rounds import Event, Round, event_to_json, round_from_json, round_to_json
@@ -133,8 +134,9 @@ class StoredModel:
 class Store:
     """One federation's state directory, locked for as long as the store is open."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, migrate: bool = True) -> None:
         self.folder = folder
+        self._may_migrate = migrate
         self._readers: Counter[str] = Counter()  # of model files
         self._readers_lock = threading.Lock()
         self._lock = _claim(folder)
@@ -172,6 +174,11 @@ class Store:
                 f"{self.folder} has schema version {found}; this server reads version {SCHEMA_VERSION}. "
                 "Use the server version that wrote it, or another state directory; nothing was changed."
             )
+        if found < SCHEMA_VERSION and not self._may_migrate:
+            raise StateDirError(
+                f"{self.folder} has schema version {found}, older than this server's {SCHEMA_VERSION}. "
+                "Start the server on it once: it migrates it."
+            )
         for version in range(found, SCHEMA_VERSION):
             with self._engine.begin() as connection:
                 MIGRATIONS[version](connection, self.folder)
@@ -196,6 +203,7 @@ class Store:
             _put(connection, "signature", model.signature.to_json())
             _put(connection, "round", round_to_json(Round(0)))
             _name_model(connection, StoredModel(0, digest, file))
+        faults.passed("transaction of a new federation")
 
     @property
     def federation(self) -> str:
@@ -232,11 +240,13 @@ class Store:
                 connection.execute(_ROUND, {"now": round_to_json(now)})
             for write in writes:
                 write(connection)
+        faults.passed("transaction of a round")
 
     def write(self, write: Write) -> None:
         """A fact that belongs to no event of a round."""
         with self._engine.begin() as connection:
             write(connection)
+        faults.passed("transaction")
 
     def update_write(self, update: StoredUpdate) -> Write:
         row = {
@@ -266,6 +276,8 @@ class Store:
         clients = [update.client for update in kept]
 
         def write(connection: Connection) -> None:
+            if not rows and not forgotten:
+                return
             known = sa.select(history.c.client, history.c.round).where(history.c.client.in_(clients))
             rounds_of = {row.client: row.round for row in connection.execute(known)}
             newer = [row for row in rows if rounds_of.get(row["client"], -1) < row["round"]]
@@ -400,6 +412,22 @@ class Store:
         if row is None:
             return None
         return StoredModel(version, bytes.fromhex(row.digest), row.file, row.rule_state, row.vectors_file)
+
+    def kept_models(self) -> list[StoredModel]:
+        query = sa.select(models).where(models.c.file.is_not(None)).order_by(models.c.version)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return [StoredModel(r.version, bytes.fromhex(r.digest), r.file, r.rule_state, r.vectors_file) for r in rows]
+
+    def model_digests(self) -> dict[int, bytes]:
+        """Of every version that was ever committed, kept or not."""
+        with self._reading() as connection:
+            return {r.version: bytes.fromhex(r.digest) for r in connection.execute(sa.select(models))}
+
+    def journal(self) -> list[str]:
+        """Every event, in order."""
+        with self._reading() as connection:
+            return list(connection.scalars(sa.select(journal.c.event).order_by(journal.c.sequence)))
 
     def delete_unnamed(self, current_round: int) -> None:
         """Removes files that no fact speaks of: of older rounds, of models not kept, of interrupted writes."""

@@ -20,7 +20,7 @@ from fairfleet.common.errors import BadRequest, Corrupted, LimitReached, OutOfOr
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import Decoder, read_records, record_bytes, write_record
 from fairfleet.common.tensors import Model
-from fairfleet.server.durable import sync_folder
+from fairfleet.server.durable import sync, sync_folder
 from fairfleet.server.store import StoredUpdate
 
 
@@ -99,7 +99,7 @@ class Upload:
                 self.spoiled = True
                 raise
             if self._file is not None and self.path is not None:
-                os.fsync(self._file.fileno())
+                sync(self._file.fileno(), self.path)
                 sync_folder(self.path.parent)
                 self._file.close()
             self._finished = True
