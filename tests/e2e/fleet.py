@@ -79,7 +79,7 @@ class Fleet:
         words = ["server", "--listen", self.address, "--state-dir", str(self.state)]
         if die_at or not self.state.exists():
             words += ["--model", str(self.folder / "model.safetensors")]
-        defaults = {"http__port": 0, "rounds": 5, "lease_seconds": 5}
+        defaults = {"http__port": 0, "rounds": 5, "lease_seconds": 5, "codec": "raw32"}  # whose results are exact
         defaults |= {"round__minimum_clients": 2, "round__evaluate_every": 0}
         for path, value in (defaults | settings).items():
             words += ["--set", f"{path.replace('__', '.')}={value}"]

@@ -27,7 +27,12 @@ def server(
     minimum_clients: Annotated[int | None, typer.Option(help="A round begins when so many are connected.")] = None,
     clients: Annotated[int | None, typer.Option(help="Asked per round; 0 asks all.")] = None,
     rule: Annotated[str | None, typer.Option(help="The aggregation rule; see `fairfleet rules`.")] = None,
-    codec: Annotated[str | None, typer.Option(help="For updates: raw32 or fp16.")] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            help="For updates: int8 (default), raw32, fp16, bf16, int4, sign, topk:0.01, each also +zstd; or auto."
+        ),
+    ] = None,
     durability: Annotated[str | None, typer.Option(help="update (default) or round.")] = None,
     database: Annotated[str | None, typer.Option(help="postgresql+psycopg://…; default: in the state dir.")] = None,
     exit_when_finished: Annotated[bool | None, typer.Option(help="End when all rounds are done.")] = None,
