@@ -97,8 +97,9 @@ class History:
         ]
 
     def rows(self) -> dict[str, PastRow]:
-        """Which rows there are, by client id and in its order."""
-        return {client: self._rows[client][0] for client in sorted(self._rows)}
+        """Which rows there are, by client id and in its order. May be asked while another thread changes them."""
+        kept = self._rows.copy()
+        return {client: kept[client][0] for client in sorted(kept)}
 
     def row(self, client: str) -> Row:
         return self._rows[client][1]

@@ -101,6 +101,7 @@ revocations = sa.Table(
 # Made once: building a statement anew costs more than carrying it out.
 _JOURNAL = journal.insert()
 _UPDATE = updates.insert()
+_FORGET = history.delete().where(history.c.client == sa.bindparam("whose"), history.c.round == sa.bindparam("number"))
 _ROUND = meta.update().where(meta.c.key == "round").values(value=sa.bindparam("now"))
 
 Write = Callable[[Connection], None]
@@ -261,8 +262,11 @@ class Store:
         }
         return lambda connection: _run(connection, _UPDATE, row)
 
-    def history_write(self, kept: Sequence[StoredUpdate], forgotten: Sequence[str] = ()) -> Write:
-        """Names the rows that stand for their clients from now on, if they are newer than those that did."""
+    def history_write(self, kept: Sequence[StoredUpdate], forgotten: Sequence[PastRow] = ()) -> Write:
+        """Names the rows that stand for their clients from now on, if they are newer than those that did.
+
+        What is forgotten are these very rows: a newer one of the same client may have come meanwhile.
+        """
         rows: list[dict[str, Any]] = [
             {
                 "client": update.client,
@@ -279,10 +283,10 @@ class Store:
             known = sa.select(history.c.client, history.c.round).where(history.c.client.in_(clients))
             rounds_of = {row.client: row.round for row in connection.execute(known)}
             newer = [row for row in rows if rounds_of.get(row["client"], -1) < row["round"]]
-            gone = [*(row["client"] for row in newer), *forgotten]
-            if gone:
-                connection.execute(history.delete().where(history.c.client.in_(gone)))
+            if forgotten:
+                connection.execute(_FORGET, [{"whose": past.client, "number": past.round} for past in forgotten])
             if newer:
+                connection.execute(history.delete().where(history.c.client.in_([row["client"] for row in newer])))
                 connection.execute(history.insert(), newer)
 
         return write
