@@ -18,6 +18,7 @@ from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.stream import Encoded, encode, model_pieces
 from fairfleet.common.tensors import Model
 from fairfleet.server.coordinator import Coordinator, Receipt
+from fairfleet.server.monitoring import Monitoring
 from fairfleet.server.publication import Publication
 from fairfleet.server.rounds import Phase
 from fairfleet.server.sessions import Member, Session
@@ -235,5 +236,33 @@ def test_a_revoked_client_is_not_heard_even_if_its_update_is_on_its_way(tmp_path
                 await server.coordinator.complete(opened, opened.token, update_of("bad", 0)[1])
             assert server.coordinator.round.asked == {"a", "b"}
             assert not list((tmp_path / "s" / "uploads").iterdir())
+
+    asyncio.run(scenario())
+
+
+def test_a_paused_federation_does_not_give_up_for_want_of_clients(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path / "s", round={"longest_wait_seconds": 0.2}, lease_seconds=0.4) as server:
+            await server.coordinator.pause()
+            await asyncio.sleep(0.6)
+            assert server.coordinator.round.phase is Phase.WAITING
+            await server.coordinator.resume()
+            await server.until(lambda: server.coordinator.round.phase is Phase.FINISHED)
+
+    asyncio.run(scenario())
+
+
+def test_rows_that_the_history_forgets_are_counted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        tight = {"history": {"keep_bytes": 40}}
+        async with serving(tmp_path / "s", **HISTORY, **tight, round={"evaluate_every": 0}) as server:
+            await server.join("a", "b")
+            for client in "ab":
+                await server.send(client, 0)
+            await server.until(lambda: server.coordinator.publication.version == 1)
+            page = Monitoring(server.coordinator, server.store).metrics.registry
+            assert page.get_sample_value("fairfleet_history_evicted_rows_total") == 1
+            assert page.get_sample_value("fairfleet_history_rows") == 1
+            assert len(list((tmp_path / "s" / "history").iterdir())) == 1
 
     asyncio.run(scenario())

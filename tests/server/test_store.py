@@ -65,6 +65,17 @@ def test_a_state_directory_of_version_1_is_migrated_and_its_history_kept(tmp_pat
         store.close()
 
 
+def test_a_directory_whose_making_was_cut_short_is_made_again(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "federation.db") as database:
+        database.execute("DELETE FROM meta")
+    with pytest.raises(StateDirError, match="holds no federation"):
+        Store(tmp_path, migrate=False)
+    store = Store(tmp_path)
+    assert not store.has_federation
+    store.close()
+
+
 @pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1])
 def test_a_state_directory_of_another_version_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
     Store(tmp_path).close()

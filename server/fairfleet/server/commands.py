@@ -76,6 +76,8 @@ def _check(folder: Path) -> None:
         raise StateDirError(f"{folder} holds no federation: there is no {DATABASE} in it")
     store = Store(folder, migrate=False)
     try:
+        if not store.has_federation:
+            raise StateDirError(f"{folder} holds no federation: it was never given a model")
         found = checking.check(store)
     finally:
         store.close()

@@ -78,6 +78,7 @@ class Coordinator:
         self.plan = settings.plan_of(self.recipe)
         self.broadcast = Broadcast()
         self.traffic = Traffic()
+        self.rows_evicted = 0  # from the history, since the start
         self.stopping = False
         self.all_told = asyncio.Event()  # that the federation is finished: nobody is connected any more
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -583,6 +584,7 @@ class Coordinator:
         def publish() -> None:
             self._committer.adopt(committed, self._intake.whole)
             self._intake.clear(committed.stored.version)
+            self.rows_evicted += record["history_evicted"]
 
         news = {"round_committed": pb.RoundCommitted(record=record_out(record))}
         stored = rounds.ModelStored(committed.stored.version)
@@ -623,7 +625,7 @@ class Coordinator:
     async def _wait_for_fleet(self) -> None:
         """Says how many clients are missing, now and then, and gives up when that is wanted."""
         now, longest = self._now(), self.settings.round.longest_wait_seconds
-        if not self.missing_clients():
+        if self._round.paused or not self.missing_clients():
             self._alone_since = self._said_so = now
             return
         words = self._scheduler.too_few(len(self.sessions))

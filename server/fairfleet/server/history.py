@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from fairfleet.server.blocks import Matrix, Row
-from fairfleet.server.durable import sync
+from fairfleet.server.durable import make_folder, sync
 from fairfleet.server.gram import Gram, GramEngine
 from fairfleet.server.rules.base import PastRow
 
@@ -161,7 +161,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
 
     def put(self, past: PastRow, row: Row) -> Row:
         beside = self.path / f".{quote(past.client, safe='')}.part"

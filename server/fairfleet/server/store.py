@@ -28,7 +28,7 @@ from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Signature
 from fairfleet.server import faults
-from fairfleet.server.durable import sync_folder, write_durably
+from fairfleet.server.durable import make_folder, write_durably
 from fairfleet.server.migrations import MIGRATIONS
 from fairfleet.server.rounds import Event, Round, event_to_json, round_from_json, round_to_json
 from fairfleet.server.rules.base import PastRow
@@ -165,7 +165,9 @@ class Store:
 
     def _take_up_schema(self) -> None:
         """Makes a new directory's tables, and brings an older one's up to date; a newer one is left alone."""
-        if not sa.inspect(self._engine).has_table("meta"):
+        if not sa.inspect(self._engine).has_table("meta") or self._get("schema_version") is None:
+            if not self._may_migrate:
+                raise StateDirError(f"{self.folder} holds no federation: its tables were never made")
             metadata.create_all(self._engine)
             with self._engine.begin() as connection:
                 _put(connection, "schema_version", str(SCHEMA_VERSION))
@@ -382,7 +384,7 @@ class Store:
     def write_model(self, version: int, model: Model) -> str:
         """Puts a model on the disk; it is the federation's only once a transaction names it."""
         folder = self.folder / "models"
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         path = folder / f"{version:08d}.safetensors"
         write_durably(path, lambda beside: model.save(beside, version=str(version)), over=folder / FREE_MODEL)
         return str(path.relative_to(self.folder))
@@ -467,9 +469,7 @@ class Store:
         uploads = self.folder / "uploads"
         path = uploads / f"{_round_prefix(round_number)}{client}.{digest.hex()[:16]}"
         if not path.exists():
-            if not uploads.is_dir():
-                uploads.mkdir()
-                sync_folder(self.folder)
+            make_folder(uploads)
             if free := next(uploads.glob("free-*"), None):
                 os.replace(free, path)
         return path
