@@ -187,6 +187,22 @@ def test_a_slow_late_upload_is_not_cut_off_by_the_rounds_that_go_on(tmp_path: Pa
     asyncio.run(scenario())
 
 
+def test_half_a_late_upload_goes_with_its_client(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path / "s", **HISTORY, **soon()) as server:
+            await server.join("a", "b", "late")
+            digest = await server.round_without("late", "a", "b")
+            opened = await server.open("late", 0, digest)
+            assert isinstance(opened, Upload)
+            await server.coordinator.leave(server.sessions["late"].id, "")
+            with pytest.raises(WrongState, match="not open"):
+                server.coordinator.upload(opened.token)
+            await server.join("late")
+            assert (await server.send("late", 0, digest)).in_history
+
+    asyncio.run(scenario())
+
+
 def test_a_late_update_that_finds_no_room_is_kept_by_its_client_and_the_server_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path / "s", **HISTORY, **soon()) as server:

@@ -347,8 +347,7 @@ class Coordinator:
                 await self._remember_late(upload)
             else:
                 self._intake.drop(upload)
-        receipt = await self._receipt_for(client, number)
-        return receipt or Receipt(number, b"", False, True, f"round {number} went on without {client}")
+        return await self._receipt_or_another_try(client, number)
 
     async def _remember_late(self, upload: Upload) -> None:
         update = self._intake.release(upload)
@@ -369,9 +368,12 @@ class Coordinator:
                 await self._take_arrivals()
         if await arrival.counted:
             return Receipt(upload.announced.round, upload.announced.digest, True, self._intake.durable)
-        client, number = upload.announced.client, upload.announced.round
-        receipt = await self._receipt_for(client, number)
-        return receipt or Receipt(number, b"", False, True, f"round {number} no longer waits for {client}")
+        return await self._receipt_or_another_try(upload.announced.client, upload.announced.round)
+
+    async def _receipt_or_another_try(self, client: str, number: int) -> Receipt:
+        if receipt := await self._receipt_for(client, number):
+            return receipt
+        raise TryLater(f"round {number} went on while the update of {client} came in; open it again")
 
     async def _take_arrivals(self) -> None:
         """All that came while the last transaction was written go into one. Under the lock."""
@@ -601,6 +603,7 @@ class Coordinator:
 
     def _part(self, session: Session, reason: str) -> None:
         self.sessions.remove(session)
+        self._intake.drop_late(session.client, self._round.number)
         self._roster.wake(session.client)
         log.info("client %s is gone: %s", session.client, short(reason))
         self._emit(client_gone=pb.ClientGone(client=session.client, reason=reason, connected=len(self.sessions)))

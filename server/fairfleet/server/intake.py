@@ -102,6 +102,12 @@ class Intake:
         if upload and round in (None, upload.announced.round):
             self.drop(upload)
 
+    def drop_late(self, client: str, current: int) -> None:
+        """The client is gone: what it sent for an older round is only in memory, and would lie there for ever."""
+        upload = self._under_way.get(client)
+        if upload and upload.announced.round < current:
+            self.drop(upload)
+
     def restore(self, update: StoredUpdate) -> None:
         """Takes an update up again that an earlier run of the server gave a receipt for."""
         row = self._rows.take()
