@@ -256,6 +256,18 @@ def test_a_revoked_client_is_not_heard_even_if_its_update_is_on_its_way(tmp_path
     asyncio.run(scenario())
 
 
+def test_a_client_that_hung_until_the_federation_was_stopped_is_not_told_to_try_again_for_ever(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path / "s", **HISTORY, **soon()) as server:
+            await server.join("a", "b", "c")
+            await server.coordinator.end("enough")
+            await server.until(lambda: server.coordinator.round.phase is Phase.FINISHED)
+            receipt = await server.send("a", 0)
+            assert (receipt.counted, receipt.in_history) == (False, False)
+
+    asyncio.run(scenario())
+
+
 def test_a_paused_federation_does_not_give_up_for_want_of_clients(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path / "s", round={"longest_wait_seconds": 0.2}, lease_seconds=0.4) as server:

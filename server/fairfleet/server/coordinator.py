@@ -307,7 +307,7 @@ class Coordinator:
                     return Receipt(number, found[0].digest, counted=True, durable=self._intake.durable)
             if self._round.phase in (Phase.WAITING, Phase.TRAINING, Phase.EVALUATING):
                 return None
-            if self._committer.wants_late(client, number, ahead=1):
+            if self._round.phase is Phase.AGGREGATING and self._committer.wants_late(client, number, ahead=1):
                 raise TryLater(f"round {number} is being committed without {client}; try again in a moment")
         if stored := await self._in_database(self._store.update_of, client, number):
             return Receipt(number, stored.digest, counted=True, durable=True)
