@@ -1,6 +1,7 @@
 """How fast rounds go when training takes no time: the whole system beside bare grpcio.
 
     python benchmarks/transport.py --clients 4 --params 10000000 --rounds 8 --json
+    python benchmarks/transport.py --clients 4 --params 1000000 --codec int8 --uplink-mbit 20 --json
 
 Starts a real server and N real client processes on loopback, whose task returns at once, and
 measures the time from one committed round to the next. Then, in the same run, it moves the same
@@ -21,12 +22,14 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import psutil
+from uplink import slow_links
 
 from fairfleet.client.task import Job, Trained
 from fairfleet.common.reports import Evaluation, TrainReport
@@ -36,6 +39,8 @@ from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
 
 CHUNK = 1 << 20
 WARM_UP_ROUNDS = 2
+# The first try finds no server yet, and a few fast rounds are over before grpc's usual second one.
+AT_ONCE = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100)]
 
 
 # ---- the whole system ----------------------------------------------------------------------------
@@ -70,13 +75,24 @@ def task(params: str) -> InstantTask:
     return InstantTask(int(params))
 
 
-def measure_system(clients: int, params: int, rounds: int, durability: str, codec: str) -> dict[str, float]:
-    total = rounds + WARM_UP_ROUNDS
+def measure_system(
+    clients: int, params: int, rounds: int, durability: str, codec: str, uplink_mbit: float | None
+) -> dict[str, float]:
+    port = free_port()
+    links = slow_links(clients, port, uplink_mbit) if uplink_mbit else nullcontext([port] * clients)
+    with links as ports:
+        return measure_rounds(ports, params, rounds, durability, codec, port)
+
+
+def measure_rounds(
+    ports: list[int], params: int, rounds: int, durability: str, codec: str, port: int
+) -> dict[str, float]:
+    """`ports` is where each client finds the server, `port` where the server listens."""
+    total, clients = rounds + WARM_UP_ROUNDS, len(ports)
     with tempfile.TemporaryDirectory(dir=os.environ.get("FAIRFLEET_BENCH_DIR")) as folder:
         model = Path(folder, "model.safetensors")
         InstantTask(params).initial_model().save(model)
-        port = free_port()
-        crew = [start_client(k, params, port, folder) for k in range(clients)]
+        crew = [start_client(k, params, ports[k], folder) for k in range(clients)]
         time.sleep(2.0)  # the clients have started and are waiting for a server
         began = time.perf_counter()
         server = subprocess.Popen(
@@ -111,7 +127,7 @@ def start_client(number: int, params: int, port: int, folder: str) -> subprocess
 def watch(server: int, port: int, began: float) -> dict[str, float]:
     """Follows the rounds over the operator service; the times are those of the server's own events."""
     process, peak, cpu, commits, first = psutil.Process(server), 0.0, 0.0, [], 0.0
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{port}", AT_ONCE) as channel:
         grpc.channel_ready_future(channel).result(60)
         for event in OperatorStub(channel).Watch(pb.WatchRequest()):
             if event.WhichOneof("kind") == "round_committed":
@@ -215,6 +231,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--durability", choices=["update", "round"], default="update")
     parser.add_argument("--codec", default="raw32")
+    parser.add_argument("--uplink-mbit", type=float, help="of each client, in megabits per second; default: no limit")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     given = parser.parse_args()
     result: dict[str, Any] = {
@@ -222,7 +239,8 @@ def main() -> None:
         "params": given.params,
         "durability": given.durability,
         "codec": given.codec,
-        **measure_system(given.clients, given.params, given.rounds, given.durability, given.codec),
+        "uplink_mbit": given.uplink_mbit,
+        **measure_system(given.clients, given.params, given.rounds, given.durability, given.codec, given.uplink_mbit),
     }
     floor = statistics.median(asyncio.run(floor_rounds(given.clients, 4 * given.params, given.rounds)))
     result["megabytes_per_second"] = given.clients * 8 * given.params / result["seconds_per_round"] / 1e6

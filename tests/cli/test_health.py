@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests.e2e.fleet import Fleet, free_port
 
 
@@ -14,6 +16,19 @@ def test_a_server_that_serves_is_healthy_and_one_that_is_not_there_is_not(fleet:
     done = fleet.run("health", "--server", other)
     assert done.returncode == 6
     assert f"no server answers at {other}" in done.stderr
+
+
+def test_the_check_asks_where_the_server_was_told_to_listen_and_through_no_proxy(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, whose environment names both."""
+    fleet.init()
+    fleet.start_server()
+    monkeypatch.setenv("FAIRFLEET_LISTEN", f"0.0.0.0:{fleet.port}")
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    done = fleet.run("health")
+    assert (done.returncode, done.stdout) == (0, "serving\n")
 
 
 def test_a_server_that_hangs_is_not_healthy(fleet: Fleet) -> None:
@@ -35,3 +50,10 @@ def test_an_initial_model_is_kept_where_that_is_wanted_and_never_written_over(fl
     assert (kept.returncode, kept.stdout) == (0, f"{model}: kept\n")
     assert model.read_bytes() == before
     assert [path.name for path in fleet.folder.iterdir()] == [model.name]
+
+
+def test_a_model_that_cannot_be_written_is_explained(fleet: Fleet) -> None:
+    output = fleet.folder / "missing" / "model.safetensors"
+    done = fleet.run("init", "--task", "tasks:shift", "--output", str(output))
+    assert done.returncode == 2
+    assert f"cannot write {output}: No such file or directory" in done.stderr

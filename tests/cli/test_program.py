@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.e2e.fleet import PROGRAM
 
@@ -43,3 +45,14 @@ def test_without_a_command_all_are_listed_and_the_version_needs_none() -> None:
     ):
         assert f" {command} " in listed
     assert run("--version").startswith("fairfleet ")
+
+
+def test_a_client_that_is_told_to_end_while_its_task_loads_ends(tmp_path: Path) -> None:
+    """By a handler of its own: the first process of a container is sent no signal that it does not handle."""
+    (tmp_path / "slow.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(600)\n")
+    words = ("client", "--task", "slow:task", "--name", "x", "--state-dir", str(tmp_path / "state"))
+    with subprocess.Popen([*PROGRAM, *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM

@@ -9,7 +9,7 @@ import pytest
 
 from fairfleet.client.replica import claim, number_in
 from fairfleet.client.settings import ClientSettings
-from fairfleet.common.errors import BadSettings, UsageError
+from fairfleet.common.errors import BadSettings, StateDirError, UsageError
 from fairfleet.common.settings import read_settings
 
 HOLD = """
@@ -49,7 +49,7 @@ def test_each_process_has_a_number_of_its_own_and_whoever_follows_a_dead_one_tak
 
 def test_a_folder_that_cannot_be_used_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="state-dir"):
+    with pytest.raises(StateDirError, match="state-dir"):
         claim(tmp_path / "file")
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from fairfleet.client.spool import Spool, Spooled
 from fairfleet.common.codecs import RAW32
+from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import Decoder, split
 from fairfleet.common.tensors import Model
@@ -66,3 +68,14 @@ def test_messages_begin_at_the_offset_asked_for(tmp_path: Path) -> None:
 def test_a_header_that_is_not_ours_is_no_update(tmp_path: Path) -> None:
     (tmp_path / "update.json").write_text('{"from": "the future"}')
     assert Spool(tmp_path).find("f", 1, "aa") is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_explained_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateDirError, match=r"file.*--state-dir"):
+        Spool(tmp_path / "file" / "client-1")
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root, as which tests run, may write anywhere
+    with pytest.raises(StateDirError, match="Permission denied"):
+        Spool(tmp_path)

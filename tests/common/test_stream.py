@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairfleet.common.codecs import CODECS, RAW32
+from fairfleet.common.codecs import RAW32, codec_named
 from fairfleet.common.errors import BadRequest, Corrupted, FleetError, OutOfOrder
 from fairfleet.common.stream import (
     Decoder,
@@ -76,19 +76,19 @@ def test_protobuf_itself_reads_the_messages() -> None:
         assert (head.elements, bytes(data), head.data) == (chunk.elements, chunk.data, b"")
 
 
-@pytest.mark.parametrize("codec", list(CODECS))
+@pytest.mark.parametrize("codec", ["raw32", "fp16", "raw32+zstd"])
 def test_an_update_is_the_difference_and_its_state_is_not(codec: str) -> None:
     received, trained = model(seed=1), model(seed=2)
     messages: list[bytes] = []
     encoded = encode(
-        update_pieces(received, trained, CODECS[codec]), lambda head, data: messages.append(b"".join((head, data)))
+        update_pieces(received, trained, codec_named(codec)), lambda head, data: messages.append(b"".join((head, data)))
     )
     row = Model.empty(received.signature)
-    decoder = Decoder(row, CODECS[codec])
+    decoder = Decoder(row, codec_named(codec))
     for message in messages:
         decoder.take(message)
     decoder.finish(encoded.digest)
-    tolerance = 0 if codec == "raw32" else 1e-3
+    tolerance = 0 if codec.startswith("raw32") else 1e-3
     np.testing.assert_allclose(row.parameters, received.parameters - trained.parameters, rtol=tolerance, atol=0)
     np.testing.assert_array_equal(row.buffers, trained.buffers)
     np.testing.assert_array_equal(row.counters, trained.counters)
@@ -96,7 +96,7 @@ def test_an_update_is_the_difference_and_its_state_is_not(codec: str) -> None:
 
 def test_fp16_cuts_what_it_cannot_hold_and_never_sends_an_infinity() -> None:
     out = np.empty(3, np.float32)
-    CODECS["fp16"].decode(CODECS["fp16"].encode(np.array([1e9, -1e9, 1.5], np.float32)), out)
+    codec_named("fp16").decode(codec_named("fp16").encode(np.array([1e9, -1e9, 1.5], np.float32)), out)
     np.testing.assert_array_equal(out, [65504, -65504, 1.5])
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fairfleet.client.settings import ClientSettings
 from fairfleet.common.settings import PREFIX, S, read_settings
@@ -15,6 +17,7 @@ from fairfleet.server.settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
+DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
 
 
 def read_as(kind: type[S], environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> S:
@@ -43,6 +46,13 @@ def image_environment(target: str) -> dict[str, str]:
         elif words[:1] == ["ENV"]:
             current.update(word.split("=", 1) for word in words[1:])
     return stages[target]
+
+
+def compose_services() -> dict[str, dict[str, Any]]:
+    """As they are when nothing is set in the environment."""
+    text = DEFAULT.sub(r"\1", (ROOT / "docker-compose.yml").read_text())
+    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
+    return found
 
 
 def server_settings(environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> ServerSettings:

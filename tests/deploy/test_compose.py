@@ -14,17 +14,19 @@ from typer.testing import CliRunner
 from fairfleet.common.cli import program
 from fairfleet.common.errors import BadSettings
 from fairfleet.lab import digits
-from tests.deploy.settings import DOCKERFILE, ROOT, client_settings, image_environment, server_settings
-
-DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
+from tests.deploy.settings import (
+    DOCKERFILE,
+    ROOT,
+    client_settings,
+    compose_services,
+    image_environment,
+    server_settings,
+)
 
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, dict[str, Any]]:
-    """As they are when nothing is set in the environment."""
-    text = DEFAULT.sub(r"\1", (ROOT / "docker-compose.yml").read_text())
-    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
-    return found
+    return compose_services()
 
 
 def published(service: dict[str, Any]) -> dict[int, str]:
@@ -64,6 +66,7 @@ def test_the_clients_dial_the_server_and_share_the_folder_in_which_they_claim_th
 ) -> None:
     settings = client_settings(services["client"]["environment"], monkeypatch)
     assert settings.server == "server:8440"
+    assert services["client"]["environment"]["no_grpc_proxy"] == "server", "a proxy knows no server of ours"
     assert settings.replica == "claim"
     assert mounted(services["client"])[str(settings.state_dir)] == "clients"
     third = settings.numbered(3)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tomllib
 from typing import Any
 
 import kubernetes_validate
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from fairfleet.lab import digits
-from tests.deploy.settings import ROOT, client_settings, server_settings
+from tests.deploy.settings import ROOT, client_settings, compose_services, server_settings
 
 BASE = ROOT / "k8s" / "base"
 VERSIONS = ("1.27", "1.29", "1.31", "1.33", "1.35", "1.37")  # gRPC probes are stable since 1.27
@@ -72,7 +73,8 @@ def test_kubectl_builds_what_the_files_say_with_the_images_tagged(manifests: lis
         for key in ("containers", "initContainers")
         for container in manifest["spec"]["template"]["spec"].get(key, ())
     }
-    assert images == {"fairfleet-server:0.1.0", "fairfleet-client-lite:0.1.0"}
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert images == {f"fairfleet-server:{version}", f"fairfleet-client-lite:{version}"}
     for manifest in built:
         kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
 
@@ -145,3 +147,20 @@ def test_selectors_match_the_pods_and_nobody_is_root(manifests: list[Manifest], 
     )
     assert whole["template"]["spec"]["securityContext"]["runAsUser"] == 10001
     assert "useradd --uid 10001" in (ROOT / "docker" / "Dockerfile").read_text()
+
+
+def test_the_federation_is_the_one_of_the_compose_file(manifests: list[Manifest]) -> None:
+    """But for where things lie, and how a client finds its number."""
+    of_place = {"FAIRFLEET_STATE_DIR", "FAIRFLEET_LISTEN", "FAIRFLEET_HTTP__HOST", "FAIRFLEET_HTTP__PORT"}
+    of_place |= {"FAIRFLEET_SERVER", "FAIRFLEET_REPLICA", "no_grpc_proxy"}
+    composed = compose_services()
+    for name in ("server", "client"):
+        told = environment(manifests, f"fairfleet-{name}")
+        wanted = {key: str(value) for key, value in composed[name]["environment"].items()}
+        assert {k: v for k, v in told.items() if k not in of_place} == {
+            k: v for k, v in wanted.items() if k not in of_place
+        }
+    replicas = found(manifests, "StatefulSet", "fairfleet-client")["spec"]["replicas"]
+    assert replicas == composed["client"]["deploy"]["replicas"]
+    (model,) = pod(manifests, "fairfleet-server")["initContainers"]
+    assert model["args"] == composed["model"]["command"]

@@ -79,7 +79,7 @@ class Fleet:
         words = ["server", "--listen", self.address, "--state-dir", str(self.state)]
         if die_at or not self.state.exists():
             words += ["--model", str(self.folder / "model.safetensors")]
-        defaults = {"http__port": 0, "rounds": 5, "lease_seconds": 5}
+        defaults = {"http__port": 0, "rounds": 5, "lease_seconds": 5, "codec": "raw32"}  # whose results are exact
         defaults |= {"round__minimum_clients": 2, "round__evaluate_every": 0}
         for path, value in (defaults | settings).items():
             words += ["--set", f"{path.replace('__', '.')}={value}"]
@@ -92,7 +92,7 @@ class Fleet:
 
     def start_client(self, name: str, **options: Any) -> subprocess.Popen[str]:
         self.options[name] = {"shift": 1, "samples": 10, "size": self.size} | options
-        words = ["client", "--task", "tasks:shift", "--name", name, "--server", self.address]
+        words = ["client", "--task", "tasks:shift", "--name", name, "--server", self.address_for(name)]
         words += ["--state-dir", str(self.folder / "clients")]
         for key, value in self.options[name].items():
             words += ["-o", f"{key}={value}"]
@@ -102,7 +102,16 @@ class Fleet:
     def _start(self, words: list[str], log: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
         file = open(self.folder / log, "a")  # noqa: SIM115  # the process keeps it
         env = os.environ | (environment or {})
-        return subprocess.Popen([*PROGRAM, *words], cwd=HERE, text=True, stdout=subprocess.PIPE, stderr=file, env=env)
+        command = [*self.prefix(log.removesuffix(".log")), *PROGRAM, *words]
+        return subprocess.Popen(command, cwd=HERE, text=True, stdout=subprocess.PIPE, stderr=file, env=env)
+
+    def prefix(self, name: str) -> list[str]:
+        """What stands before a process's command: here nothing."""
+        return []
+
+    def address_for(self, name: str) -> str:
+        """Where this client finds the server."""
+        return self.address
 
     def kill_server(self) -> None:
         assert self.server is not None
@@ -170,6 +179,11 @@ class Fleet:
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         with contextlib.closing(sqlite3.connect(f"file:{self.state / 'federation.db'}?mode=ro", uri=True)) as database:
             return database.execute(sql).fetchall()
+
+    def change(self, sql: str) -> None:
+        """What no server of today would write; while none runs."""
+        with contextlib.closing(sqlite3.connect(self.state / "federation.db")) as database, database:
+            assert database.execute(sql).rowcount > 0
 
     def model(self, version: int) -> Model:
         (file,) = self.query(f"select file from models where version = {version}")[0]

@@ -7,6 +7,7 @@ import time
 
 from fairfleet.proto.v1 import operator_pb2 as pb
 from tests.e2e.fleet import Fleet, until
+from tests.postgresql import PostgreSQL
 
 FINISHED = {"exit_when_finished": True}
 
@@ -249,3 +250,23 @@ def test_a_revoked_client_is_out_at_once_and_for_good(fleet: Fleet) -> None:
     version = fleet.version()
     fleet.wait_for_version(version + 2)
     assert {c["client"] for c in fleet.records()[-1]["contributions"]} == {"a", "b"}
+
+
+def test_a_federation_whose_facts_are_in_postgresql_survives_the_servers_death(
+    fleet: Fleet, postgresql: PostgreSQL
+) -> None:
+    fleet.init()
+    settings = {"database": postgresql.new_database(), "round__evaluate_every": 2}
+    fleet.start_server(rounds=10_000, **settings)
+    for name in ("a", "b"):
+        fleet.start_client(name)
+    until(lambda: fleet.status().version >= 2, "two rounds")
+    fleet.kill_server()
+    fleet.start_server(rounds=10_000, **settings)
+    version = fleet.status().version
+    assert version >= 2
+    until(lambda: fleet.status().version >= version + 2, "two more rounds")
+    fleet.stop_server()
+    done = fleet.run("server", "--check", "--state-dir", str(fleet.state), "--database", settings["database"])
+    assert done.returncode == 0, done.stderr
+    assert not (fleet.state / "federation.db").exists()

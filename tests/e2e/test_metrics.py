@@ -122,6 +122,21 @@ def test_a_scrape_tells_how_the_federation_stands_and_what_happened_in_it(fleet:
     assert found[series("fairfleet_client_joins_total")] == 3
 
 
+def test_records_that_cannot_be_measured_do_not_keep_the_server_from_starting(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    fleet.start_server(rounds=1)
+    for name in ("ann", "bob"):
+        fleet.start_client(name)
+    fleet.wait_clients()
+    assert fleet.stop_server() == 0
+    fleet.change("update rounds set record = json_remove(record, '$.diagnostics.conflicts')")
+    fleet.start_server(http__port=port, rounds=2)
+    found = scrape(port)
+    assert found[series("fairfleet_model_version")] == 1
+    assert series("fairfleet_conflicting_clients") not in found
+    assert "cannot measure" in fleet.log("server.log")
+
+
 def test_no_client_is_named_in_the_metrics(fleet: Fleet, port: int) -> None:
     fleet.init()
     fleet.start_server(http__port=port, rounds=2, round__evaluate_every=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.e2e.fleet import Fleet, until
 
 FINISHED = {"exit_when_finished": True}
@@ -48,3 +50,12 @@ def test_everyone_has_a_turn_before_anyone_has_a_second(fleet: Fleet) -> None:
     fleet.wait_clients()
     turns = [{c["client"] for c in record["contributions"]} for record in fleet.records()]
     assert turns[0] | turns[1] == turns[2] | turns[3] == set("abcd")
+
+
+def test_a_server_may_have_as_many_connections_as_the_system_allows(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server()
+    assert fleet.server is not None
+    limits = (Path("/proc") / str(fleet.server.pid) / "limits").read_text()
+    soft, hard = next(line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files"))
+    assert soft == hard

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import struct
+import threading
 import time
 from http import HTTPStatus
+from http.client import HTTPConnection
 
 import pytest
 
 from fairfleet.common.errors import UsageError
 from fairfleet.server import http_endpoint
 from fairfleet.server.http_endpoint import HttpEndpoint, Page
+from tests.e2e.fleet import until
 from tests.e2e.scraping import get
 
 
@@ -63,3 +69,61 @@ def test_an_address_that_is_not_this_machines_is_the_users_mistake() -> None:
 
     with pytest.raises(UsageError, match=r"192\.0\.2\.1"):
         asyncio.run(listen())
+
+
+def test_a_caller_that_hangs_up_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    async def large(path: str, accept: str) -> Page:
+        return Page(HTTPStatus.OK, bytes(20_000_000))
+
+    async def hung_up_on() -> None:
+        endpoint = HttpEndpoint("127.0.0.1", 0, large)
+        endpoint.start()
+        await asyncio.to_thread(hang_up, endpoint.url)
+        await asyncio.to_thread(until, lambda: not handlers(), "the handler to end")
+        await endpoint.stop()
+
+    asyncio.run(hung_up_on())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_connection_that_outlives_the_event_loop_is_told_that_it_stopped(capfd: pytest.CaptureFixture[str]) -> None:
+    async def connected() -> HTTPConnection:
+        endpoint = HttpEndpoint("127.0.0.1", 0, echo)
+        endpoint.start()
+        connection = HTTPConnection(endpoint.url.removeprefix("http://"), timeout=10)
+        assert await asyncio.to_thread(ask_over, connection) == 200
+        await endpoint.stop()
+        return connection
+
+    with contextlib.closing(asyncio.run(connected())) as connection:
+        assert ask_over(connection) == 503
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_no_name_is_looked_up_before_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A DNS that does not answer would hold the whole server up."""
+
+    def look_up(name: str = "") -> str:
+        raise AssertionError(f"looked up {name!r}")
+
+    monkeypatch.setattr(socket, "getfqdn", look_up)
+    assert asyncio.run(ask("/metrics")) == (200, "/metrics")
+
+
+def hang_up(url: str) -> None:
+    """After the first bytes of the answer, with a reset."""
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert connection.recv(10)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def handlers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
+
+
+def ask_over(connection: HTTPConnection) -> int:
+    connection.request("GET", "/metrics")
+    with connection.getresponse() as answer:
+        answer.read()
+        return answer.status

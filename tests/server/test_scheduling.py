@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def sessions(count: int) -> list[Session]:
-    members = [Member(f"c{k}", "", "", 10, 10, "raw32") for k in range(count)]
+    members = [Member(f"c{k}", "", "", 10, 10, ("raw32",)) for k in range(count)]
     return [Session(member.client, 1, member, 0.0) for member in members]
 
 

@@ -9,7 +9,7 @@ from fairfleet.server.sessions import TAKEOVERS_ALLOWED, Member, Sessions
 
 
 def member(client: str = "a", instance: str = "1") -> Member:
-    return Member(client, instance, "cpu", 10, 10, "raw32")
+    return Member(client, instance, "cpu", 10, 10, ("raw32",))
 
 
 def sessions(limit: int = 10) -> Sessions:

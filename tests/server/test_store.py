@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from fairfleet.common.errors import StateDirError
-from fairfleet.common.reports import TrainReport
+from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model
 from fairfleet.server.durable_history import Past
 from fairfleet.server.history import Folder, History
-from fairfleet.server.rounds import Round
+from fairfleet.server.rounds import Round, UpdateStored
 from fairfleet.server.rules import PastRow
+from fairfleet.server.selection import Candidate
 from fairfleet.server.settings import HistorySettings
 from fairfleet.server.store import SCHEMA_VERSION, Store, StoredUpdate
+from tests.postgresql import PostgreSQL
 
 LAYERS = [3, 5]
 REPORT = TrainReport(samples=7, loss_before=0.5, loss_after=0.1, steps=1, learning_rate=0.1)
@@ -34,8 +36,8 @@ def update(client: str, number: int) -> StoredUpdate:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "state")
+def store(tmp_path: Path, database: str | None) -> Iterator[Store]:
+    store = Store(tmp_path / "state", database)
     store.create("test", Model.of({"w": np.zeros(8, np.float32)}), bytes(32))
     yield store
     store.close()
@@ -202,3 +204,57 @@ def test_a_row_that_is_damaged_is_said_so(store: Store) -> None:
     (store.folder / "history" / "ann@1.npy").write_bytes(b"nonsense")
     with pytest.raises(StateDirError, match=r"ann@1\.npy cannot be read"):
         reopened(store)
+
+
+def test_what_was_recorded_is_there_after_a_restart(tmp_path: Path, database: str | None) -> None:
+    store = Store(tmp_path / "state", database)
+    store.create("test", Model.of({"w": np.zeros(8, np.float32)}), bytes(32))
+    first = update("ann", 0)
+    store.record([(Round(0), UpdateStored("ann"), Round(0))], Round(0), store.update_write(first))
+    found = Evaluation(samples=5, loss=0.25, accuracy=0.5)
+    store.record([], Round(0), store.evaluation_write(1, "ann", found, ""))
+    store.revoke("bob", "why not")
+    boot = store.next_boot()
+    store.close()
+    store = Store(tmp_path / "state", database)
+    try:
+        assert (store.federation, store.next_boot()) == ("test", boot + 1)
+        assert store.updates_of(0) == [first]
+        assert store.journal() == ['{"event": "UpdateStored", "client": "ann"}']
+        assert store.evaluations_of(1) == {"ann": found}
+        assert store.newest_evaluations() == {"ann": (1, found)}
+        assert store.accuracies() == {1: {"ann": 0.5}}
+        assert store.update_counts(1) == {"ann": (1, 0)}
+        assert store.first_losses() == {"ann": 0.5}
+        assert store.revoked() == {"bob": "why not"}
+        assert store.past_candidates() == {"ann": Candidate("ann", last_round=0, loss=0.5)}
+    finally:
+        store.close()
+
+
+def test_a_second_server_is_refused_by_directory_and_by_database(tmp_path: Path, database: str | None) -> None:
+    store = Store(tmp_path / "state", database)
+    try:
+        with pytest.raises(StateDirError, match="in use by another server"):
+            Store(tmp_path / "state", database)
+        if database is not None:
+            with pytest.raises(StateDirError, match="in use by another server"):
+                Store(tmp_path / "elsewhere", database)
+    finally:
+        store.close()
+    Store(tmp_path / "state", database).close()
+
+
+def test_files_and_facts_of_different_federations_are_kept_apart(tmp_path: Path, postgresql: PostgreSQL) -> None:
+    one, other = postgresql.new_database(), postgresql.new_database()
+    Store(tmp_path / "one", one).close()
+    Store(tmp_path / "other", other).close()
+    with pytest.raises(StateDirError, match="belong to different federations"):
+        Store(tmp_path / "one", other)
+    Store(tmp_path / "one", one).close()
+
+
+@pytest.mark.parametrize("url", ["mysql://x/y", "nonsense", "postgresql+psycopg://nobody@127.0.0.1:1/none"])
+def test_a_database_that_cannot_be_used_is_said_so(tmp_path: Path, url: str) -> None:
+    with pytest.raises(StateDirError, match="database"):
+        Store(tmp_path / "state", url)

@@ -11,31 +11,29 @@ import time
 from pathlib import Path
 
 from fairfleet.client.heartbeat import Heartbeat
+from fairfleet.client.held import DAMAGED_TRANSFERS, HeldModel
 from fairfleet.client.link import Link, Stopped, pauses
 from fairfleet.client.personal import Personal
 from fairfleet.client.spool import Spool, Spooled
 from fairfleet.client.task import Abandoned, Job, Progress, Task
 from fairfleet.common import wire
-from fairfleet.common.codecs import CODECS, RAW32
+from fairfleet.common.codecs import ABILITIES
 from fairfleet.common.errors import (
-    BadRequest,
     ContestedIdentity,
     Corrupted,
     NotKept,
     OutOfOrder,
+    Refused,
     Revoked,
     Superseded,
     TaskFailed,
     WrongState,
 )
-from fairfleet.common.stream import Decoder
-from fairfleet.common.tensors import Model
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 FAILURES_IN_A_ROW = 3  # of the task: then it is broken, and a person must look
-DAMAGED_TRANSFERS = 3  # of the same model or update: then it is not the link that is at fault
 
 FINAL = (Superseded, ContestedIdentity, Revoked)
 
@@ -45,24 +43,22 @@ class Agent:
         self.task = task
         self._spool = Spool(folder)
         self._personal = Personal(folder)
-        self._own = task.initial_model().signature
+        own = task.initial_model().signature
         self._link = Link(
             server,
             pb.JoinRequest(
                 client=name,
                 instance=secrets.token_hex(8),
                 protocol_version=wire.PROTOCOL_VERSION,
-                codecs=list(CODECS),
+                codecs=list(ABILITIES),
                 device=task.device,
                 train_samples=task.train_samples,
                 test_samples=task.test_samples,
-                signature=wire.signature_out(self._own),
+                signature=wire.signature_out(own),
             ),
         )
         self._heartbeat = Heartbeat(self._link)
-        self._model: Model | None = None  # as received, in the server's tensor order
-        self._trained: Model | None = None
-        self._version: tuple[int, bytes] | None = None  # and digest, of self._model
+        self._held = HeldModel(self._link, own)
         self._failures = 0
 
     def stop(self) -> None:
@@ -121,42 +117,36 @@ class Agent:
         federation, digest = self._link.joined.federation, asked.model.digest.hex()
         spooled = self._spool.find(federation, asked.round, digest)
         if spooled is None:
-            self._fetch(asked.model)
+            self._settle(federation)
+            self._held.fetch(asked.model)
             with self._heartbeat.during(asked.id) as progress:
                 spooled = self._make_update(asked, progress, federation)
         self._upload(spooled)
 
     def _make_update(self, asked: pb.TrainTask, progress: Progress, federation: str) -> Spooled:
-        assert self._model is not None
-        assert self._trained is not None
         began = time.perf_counter()
         plan = wire.plan_in(asked.plan)
         if plan.personal_lambda:
-            self._personal.train(self.task, self._model, plan, progress)
-        trained = self.task.train(self._model.named(), Job(plan, asked.report_gradient_norm, progress))
-        self._trained.assign(trained.arrays)
+            self._personal.train(self.task, self._held.received, plan, progress)
+        trained = self.task.train(self._held.received.named(), Job(plan, asked.report_gradient_norm, progress))
+        self._held.trained.assign(trained.arrays)
         return self._spool.write(
-            self._model,
-            self._trained,
+            self._held.received,
+            self._held.trained,
             trained.report.model_copy(update={"seconds": time.perf_counter() - began}),
             federation=federation,
             round=asked.round,
             model_digest=asked.model.digest.hex(),
             codec=asked.codec,
+            seed=plan.seed,
+            error_feedback=asked.error_feedback,
         )
 
     def _upload(self, spooled: Spooled) -> None:
         """Sends what the server has not got yet, however often the link breaks, until there is a receipt."""
         damaged = 0
         for pause in pauses():
-            opened = self._link.open_upload(
-                round=spooled.round,
-                model_digest=bytes.fromhex(spooled.model_digest),
-                codec=spooled.codec,
-                size_bytes=spooled.size_bytes,
-                digest=bytes.fromhex(spooled.digest),
-                report=wire.report_out(spooled.report),
-            )
+            opened = self._announce(spooled)
             try:
                 rest = self._spool.messages_from(opened.offset_bytes)
                 receipt = opened.receipt if opened.HasField("receipt") else self._link.send(opened.upload, rest)
@@ -166,63 +156,56 @@ class Agent:
                     raise
                 receipt = None
             if receipt is not None:
-                self._spool.clear()
+                self._spool.settle(spooled, counted=_counts(receipt, spooled), for_good=receipt.durable)
                 if receipt.outcome != pb.OUTCOME_COUNTED:
                     log.info("the update for round %d does not count: %s", spooled.round, receipt.reason)
                 return
             self._link.wait(pause)
 
+    def _announce(self, spooled: Spooled) -> pb.OpenUploadResponse:
+        return self._link.open_upload(
+            round=spooled.round,
+            model_digest=bytes.fromhex(spooled.model_digest),
+            codec=spooled.codec,
+            size_bytes=spooled.size_bytes,
+            digest=bytes.fromhex(spooled.digest),
+            report=wire.report_out(spooled.report),
+        )
+
+    def _settle(self, federation: str) -> None:
+        """Asks what became of an update whose receipt never came, or did not hold for good."""
+        spooled = self._spool.unsettled(federation)
+        if spooled is None:
+            return
+        try:
+            opened = self._announce(spooled)
+            counted = opened.HasField("receipt") and _counts(opened.receipt, spooled)
+        except FINAL:
+            raise
+        except Refused as error:
+            log.info("the update for round %d did not count: %s", spooled.round, error)
+            counted = False
+        self._spool.settle(spooled, counted=counted)
+
     # ---- evaluating ----------------------------------------------------------------------------
 
     def _evaluate(self, asked: pb.EvaluateTask) -> None:
         try:
-            self._fetch(asked.model)
+            self._held.fetch(asked.model)
         except NotKept as error:
             log.info("%s is no longer wanted: %s", asked.id, error)
             return
-        assert self._model is not None
         version = asked.model.version
         try:
             with self._heartbeat.during(asked.id):
-                evaluation = self._personal.evaluate(self.task, self.task.evaluate(self._model.named()))
+                evaluation = self._personal.evaluate(self.task, self.task.evaluate(self._held.received.named()))
         except Exception as error:  # a stranger's code
             log.exception("%s failed", asked.id)
             self._link.report_evaluation(version=version, failure=f"{type(error).__name__}: {error}"[:300])
             return
         self._link.report_evaluation(version=version, evaluation=wire.evaluation_out(evaluation))
 
-    # ---- the model -----------------------------------------------------------------------------
 
-    def _fetch(self, wanted: pb.ModelRef) -> None:
-        """Makes self._model the wanted version, downloading only what is not here yet."""
-        if self._version == (wanted.version, wanted.digest):
-            return
-        model = self._memory()
-        self._version = None
-        for tries in range(1, DAMAGED_TRANSFERS + 1):
-            try:
-                self._download(wanted, Decoder(model, RAW32))
-                break
-            except (Corrupted, OutOfOrder) as error:
-                if tries == DAMAGED_TRANSFERS:
-                    raise
-                log.info("fetching version %d again: %s", wanted.version, error)
-        self._version = (wanted.version, wanted.digest)
-
-    def _download(self, wanted: pb.ModelRef, decoder: Decoder) -> None:
-        def receive(session: str) -> None:
-            for message in self._link.fetch(wanted.version, decoder.offset_bytes, session):
-                decoder.take(message)
-
-        self._link.repeat(receive)
-        decoder.finish(wanted.digest)
-
-    def _memory(self) -> Model:
-        """The received model's memory, writable for the download only: tasks get read-only views."""
-        if self._model is None:
-            signature = wire.signature_in(self._link.joined.signature)
-            difference = signature.difference(self._own)
-            if difference:
-                raise BadRequest(f"this task's model is not the federation's: {difference}")
-            self._model, self._trained = Model.empty(signature), Model.empty(signature)
-        return self._model
+def _counts(receipt: pb.Receipt, spooled: Spooled) -> bool:
+    """Of this very update: another one that this client made for the round may be the one that counts."""
+    return receipt.outcome == pb.OUTCOME_COUNTED and receipt.digest.hex() == spooled.digest

@@ -75,8 +75,11 @@ def init(
         raise UsageError(f"{output} exists already; remove it, give another --output, or --keep it")
     model = load_task(task, dict(_pair(text) for text in option or ())).initial_model()
     beside = output.with_name(f".{output.name}.part")  # a file that is kept later must be whole
-    model.save(beside)
-    beside.replace(output)
+    try:
+        model.save(beside)
+        beside.replace(output)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}. Give another --output.") from error
     parameters = model.signature.size(Section.PARAMETERS)
     print(f"{output}: {len(model.signature.tensors)} tensors, {parameters:,} parameters")
 

@@ -113,9 +113,9 @@ class Link:
             lambda session: getattr(self._stub, method)(make(session=session, **fields), timeout=seconds)
         )
 
-    def fetch(self, version: int, offset_bytes: int, session: str) -> Iterable[bytes]:
-        """One try at a model; to be called inside `repeat`."""
-        request = pb.FetchModelRequest(session=session, version=version, offset_bytes=offset_bytes)
+    def fetch(self, version: int, offset_bytes: int, session: str, change: bool) -> Iterable[bytes]:
+        """One try at a model, or at the change that leads to it; to be called inside `repeat`."""
+        request = pb.FetchModelRequest(session=session, version=version, offset_bytes=offset_bytes, change=change)
         call: Iterable[bytes] = self._fetch(request)
         return call
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from fairfleet.common.errors import UsageError
+from fairfleet.common.errors import StateDirError, UsageError
 
 MARK = "{replica}"
 MOST = 100_000
@@ -43,7 +43,7 @@ def claim(folder: Path) -> tuple[int, int]:
             (number, lock) for number in range(MOST) if (lock := _locked(folder / f"replica-{number}.lock")) is not None
         )
     except OSError as error:
-        raise UsageError(
+        raise StateDirError(
             f"cannot claim a replica number in {folder}: {error.strerror}. Give a folder that all replicas share "
             "and may write to as --state-dir."
         ) from error

@@ -1,20 +1,24 @@
 """The encoded update on the client's own disk, between training and the server's receipt.
 
 A stochastic codec would encode differently the next time, so a client that restarts in mid-upload
-must send the very same bytes. The files are not fsynced: after a power cut the digest tells a
+must send the very same bytes. What the codec loses belongs to the update until its receipt (`residual`).
+The files are not fsynced: after a power cut the digest tells a
 damaged spool, and the client trains again.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fairfleet.client.residual import Residual
 from fairfleet.common.codecs import codec_named
-from fairfleet.common.errors import BadRequest
+from fairfleet.common.errors import BadRequest, StateDirError
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import Digest, encode, read_records, split, update_pieces, write_record
 from fairfleet.common.tensors import Model
@@ -37,7 +41,8 @@ class Spool:
     """At most one update: the one that the server has not acknowledged yet."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_usable(folder)
+        self._residual = Residual(folder)
         self._chunks = folder / "update.chunks"
         self._header = folder / "update.json"
 
@@ -51,12 +56,21 @@ class Spool:
         round: int,
         model_digest: str,
         codec: str,
+        seed: int = 0,
+        error_feedback: bool = False,
     ) -> Spooled:
         self.clear()
-        with open(os.open(self._chunks, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
-            pieces = update_pieces(received, trained, codec_named(codec))
+        used, whose = codec_named(codec), (federation, received.signature, round)
+        wanted = error_feedback and (used.lossy or self._residual.of(*whose) is not None)
+        with (
+            open(os.open(self._chunks, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file,
+            self._residual.turn(*whose) if wanted else nullcontext() as feedback,
+        ):
+            pieces = update_pieces(received, trained, used, seed, feedback)
             encoded = encode(pieces, lambda head, data: write_record(file, TAG, head, data))
             file.truncate()
+            if feedback is not None:
+                feedback.digest = encoded.digest
         spooled = Spooled(federation, round, model_digest, codec, encoded.digest.hex(), encoded.size_bytes, report)
         beside = self._header.with_suffix(".new")
         beside.write_text(json.dumps({**asdict(spooled), "report": report.model_dump()}), encoding="utf-8")
@@ -65,14 +79,36 @@ class Spool:
 
     def find(self, federation: str, round: int, model_digest: str) -> Spooled | None:
         """The update for this round, if an earlier run of this client left it."""
+        spooled = self._read()
+        if spooled is None or (spooled.federation, spooled.round, spooled.model_digest) != (
+            federation,
+            round,
+            model_digest,
+        ):
+            return None
+        return spooled if self._digest() == spooled.digest else None
+
+    def unsettled(self, federation: str) -> Spooled | None:
+        """An update of any round that may or may not have counted, while what it lost to its codec depends on it."""
+        spooled = self._read()
+        if spooled is None or spooled.federation != federation:
+            return None
+        return spooled if self._residual.pends(bytes.fromhex(spooled.digest)) else None
+
+    def settle(self, spooled: Spooled, *, counted: bool, for_good: bool = True) -> None:
+        """There is a receipt. One that is not for good may be asked for again, or the same update be wanted anew."""
+        if counted and not for_good and self._residual.pends(bytes.fromhex(spooled.digest)):
+            return
+        if counted:
+            self._residual.adopt(bytes.fromhex(spooled.digest))
+        self.clear()
+
+    def _read(self) -> Spooled | None:
         try:
             fields = json.loads(self._header.read_text(encoding="utf-8"))
-            spooled = Spooled(**{**fields, "report": TrainReport(**fields["report"])})
+            return Spooled(**{**fields, "report": TrainReport(**fields["report"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None  # none, or not one that this version wrote: it will be made anew
-        wanted = (federation, round, model_digest)
-        found = (spooled.federation, spooled.round, spooled.model_digest) == wanted
-        return spooled if found and self._digest() == spooled.digest else None
 
     def _digest(self) -> str:
         """Of what is on the disk now; empty where it cannot be read."""
@@ -97,3 +133,16 @@ class Spool:
     def clear(self) -> None:
         """Without its header a spooled update is none; the chunks' file stays, to be written over by the next."""
         self._header.unlink(missing_ok=True)
+
+
+def _make_usable(folder: Path) -> None:
+    """Found out now, not when an update is trained and cannot be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise StateDirError(
+            f"cannot keep unsent updates in {folder}: {error.strerror}. "
+            "Give a directory that this user can write to as --state-dir."
+        ) from error

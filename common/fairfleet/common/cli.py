@@ -6,6 +6,7 @@ whose extra is not installed adds nothing: a device simply has fewer commands.
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib.metadata import EntryPoint, entry_points
 from importlib.metadata import version as installed_version
@@ -62,6 +63,8 @@ def _options(
 
 
 def main() -> None:
+    # A container's first process is sent SIGTERM in vain until it has a handler, and some commands load for long.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a bar that an old terminal cannot show is no reason to fail

@@ -10,14 +10,14 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
-from fairfleet.common.codecs import CHUNK_BYTES, RAW32, Buffer, Codec
+from fairfleet.common.codecs import CHUNK_BYTES, CHUNK_ELEMENTS, RAW32, Buffer, Codec
 from fairfleet.common.errors import BadRequest, Corrupted, OutOfOrder
 from fairfleet.common.tensors import Model, Section, Signature, Vector, write_all
 from fairfleet.proto.v1.model_pb2 import Chunk
@@ -66,17 +66,39 @@ def model_pieces(model: Model) -> Pieces:
     yield from state_pieces(model)
 
 
-def update_pieces(received: Model, trained: Model, codec: Codec) -> Pieces:
+class Feedback(Protocol):
+    """What earlier updates lost to their codec, and what this one loses, chunk by chunk."""
+
+    def add_to(self, first: int, values: Vector) -> None:
+        """Adds what was lost of the elements from `first` on."""
+
+    def keep(self, lost: Vector) -> None:
+        """Takes what the codec lost of the elements that follow those of the last call."""
+
+
+def digest_of(model: Model) -> bytes:
+    """The name of a model: that of its stream."""
+    return encode(model_pieces(model), lambda head, data: None).digest
+
+
+def update_pieces(
+    received: Model, trained: Model, codec: Codec, seed: int = 0, feedback: Feedback | None = None
+) -> Pieces:
     """The pseudo-gradient `received - trained`, then the trained buffers and counters as they are."""
-    scratch = np.empty(codec.elements_per_chunk, np.float32)
-
-    def difference(first: int, end: int) -> Vector:
-        part = scratch[: end - first]
+    size = len(trained.parameters)
+    part, decoded = np.empty((2, min(size, codec.elements_per_chunk)), np.float32)
+    for first in range(0, size, codec.elements_per_chunk):
+        end = min(first + codec.elements_per_chunk, size)
+        part, decoded = part[: end - first], decoded[: end - first]
         np.subtract(received.parameters[first:end], trained.parameters[first:end], out=part)
+        if feedback is not None:
+            feedback.add_to(first, part)
         check_finite(trained.signature, Section.PARAMETERS, first, part)
-        return part
-
-    yield from float_pieces(Section.PARAMETERS, len(trained.parameters), codec, difference)
+        data = codec.encode(part, (seed, first))
+        if feedback is not None:
+            codec.decode(data, decoded)
+            feedback.keep(np.subtract(part, decoded, out=decoded))
+        yield Section.PARAMETERS, first, end - first, data
     yield from state_pieces(trained)
 
 
@@ -199,11 +221,9 @@ class Decoder:
                 f"{where} begins at element {chunk.first_element} of section {chunk.section}; "
                 f"expected element {self._element} of {self._section.name.lower()} ({int(self._section)})"
             )
-        if not 0 < chunk.elements <= self._section_size() - self._element:
-            raise BadRequest(
-                f"{where} declares {chunk.elements} elements; "
-                f"the section has {self._section_size() - self._element} left"
-            )
+        left = min(self._section_size() - self._element, CHUNK_ELEMENTS)
+        if not 0 < chunk.elements <= left:
+            raise BadRequest(f"{where} declares {chunk.elements} elements; it may have 1 to {left}")
 
     def _decode(self, elements: int, data: memoryview) -> None:
         if self._section is Section.COUNTERS:

@@ -11,10 +11,11 @@ import typer
 from fairfleet.common import logs
 from fairfleet.common.errors import StateDirError, UsageError
 from fairfleet.common.settings import read_settings
-from fairfleet.server import checking, memory
+from fairfleet.server import checking, process
+from fairfleet.server.database import FILE, MARK
 from fairfleet.server.serve import serve
 from fairfleet.server.settings import ServerSettings
-from fairfleet.server.store import DATABASE, Store
+from fairfleet.server.store import Store
 
 
 def server(
@@ -26,8 +27,14 @@ def server(
     minimum_clients: Annotated[int | None, typer.Option(help="A round begins when so many are connected.")] = None,
     clients: Annotated[int | None, typer.Option(help="Asked per round; 0 asks all.")] = None,
     rule: Annotated[str | None, typer.Option(help="The aggregation rule; see `fairfleet rules`.")] = None,
-    codec: Annotated[str | None, typer.Option(help="For updates: raw32 or fp16.")] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            help="For updates: int8 (default), raw32, fp16, bf16, int4, sign, topk:0.01, each also +zstd; or auto."
+        ),
+    ] = None,
     durability: Annotated[str | None, typer.Option(help="update (default) or round.")] = None,
+    database: Annotated[str | None, typer.Option(help="postgresql+psycopg://…; default: in the state dir.")] = None,
     exit_when_finished: Annotated[bool | None, typer.Option(help="End when all rounds are done.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, as path=value.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Only verify the state directory; change nothing.")] = False,
@@ -60,21 +67,23 @@ def server(
         "rule.name": rule,
         "codec": codec,
         "durability": durability,
+        "database": database,
         "exit_when_finished": exit_when_finished,
     }
     given = {path: value for path, value in flags.items() if value is not None}
     settings = read_settings(ServerSettings, config, given | dict(_pair(text) for text in set_ or ()))
     if check:
-        _check(settings.state_dir)
+        _check(settings.state_dir, settings.database)
         return
-    memory.keep_compact()
+    process.keep_compact()
+    process.allow_many_connections()
     asyncio.run(serve(settings, _announce))
 
 
-def _check(folder: Path) -> None:
-    if not (folder / DATABASE).exists():
-        raise StateDirError(f"{folder} holds no federation: there is no {DATABASE} in it")
-    store = Store(folder, migrate=False)
+def _check(folder: Path, database: str | None) -> None:
+    if not (folder / (MARK if database else FILE)).exists():
+        raise StateDirError(f"{folder} holds no federation: there is no {MARK if database else FILE} in it")
+    store = Store(folder, database, migrate=False)
     try:
         if not store.has_federation:
             raise StateDirError(f"{folder} holds no federation: it was never given a model")

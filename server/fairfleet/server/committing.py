@@ -24,6 +24,7 @@ from fairfleet.common.wire import report_out
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.aggregation import Aggregation, ServerState
 from fairfleet.server.diagnostics import Diagnostics
+from fairfleet.server.downlink import Change, Downlink
 from fairfleet.server.durable_history import Past
 from fairfleet.server.optimizers import OptimizerState
 from fairfleet.server.publication import Publication
@@ -35,6 +36,8 @@ from fairfleet.server.store import Store, StoredModel, StoredUpdate
 Updates = Mapping[str, tuple[StoredUpdate, Model]]
 
 DEFAULT_HISTORY = HistorySettings()
+NO_CHANGE = Change(None, None)
+DOWNLINK = "downlink"  # among the vectors that are kept with a model
 CONFLICT_MAP_CLIENTS = 100  # in larger rounds the record leaves out the cosines between clients: they grow squared
 
 
@@ -47,8 +50,10 @@ class Committed:
     publication: Publication
     state: ServerState
     record: dict[str, Any]
+    diagnostics_json: str  # of the record, for those who watch
     remembered: tuple[StoredUpdate, ...] = ()  # stand for their clients in the history
     forgotten: tuple[PastRow, ...] = ()  # rows whose files go once this is committed
+    change: Change = NO_CHANGE  # from the version before
 
 
 class Committer:
@@ -62,7 +67,9 @@ class Committer:
         publication: Publication,
         state: ServerState,
         keeping: HistorySettings,
+        downlink: Downlink,
     ) -> None:
+        self.downlink = downlink
         self.model = model
         self.publication = publication
         self._store = store
@@ -79,7 +86,16 @@ class Committer:
         self._arrived: deque[tuple[str, Vector]] = deque()
 
     @classmethod
-    def open(cls, store: Store, version: int, recipe: Recipe, keeping: HistorySettings = DEFAULT_HISTORY) -> Committer:
+    def open(
+        cls,
+        store: Store,
+        version: int,
+        recipe: Recipe,
+        keeping: HistorySettings = DEFAULT_HISTORY,
+        codec: str = "raw32",
+        changes: int = 4,
+    ) -> Committer:
+        """`codec` is that of the downlink, `changes` of how many versions are kept for it."""
         stored = store.model(version)
         if stored is None:
             raise StateDirError(f"{store.folder} has no model of version {version}; restore it from a backup")
@@ -90,7 +106,9 @@ class Committer:
                 f"{store.folder / stored.file} is damaged: its digest is {publication.digest.hex()[:16]}…, the "
                 f"database says {stored.digest.hex()[:16]}…. Restore the state directory from a backup."
             )
-        return cls(store, recipe, model, publication, load_state(store, stored, recipe), keeping)
+        vectors = dict(load_file(store.folder / stored.vectors_file)) if stored.vectors_file else {}
+        downlink = Downlink(codec, changes, vectors.pop(DOWNLINK, None))
+        return cls(store, recipe, model, publication, load_state(stored, recipe, vectors), keeping, downlink)
 
     def past_rows(self) -> list[PastRow]:
         return list(self._past.history.rows().values()) if self._past else []
@@ -153,10 +171,13 @@ class Committer:
         taken = aggregation.step(reports, self._state, out=model.parameters)
         np.subtract(self.model.parameters, taken.vector, out=model.parameters)
         merge_state(model, updates)
+        change = self.downlink.publish(self.model, model, version)
         aggregated = time.perf_counter()
         publishing = workers.submit(Publication.of, version, model)
         file = self._store.write_model(version, model)
         numbers, vectors = dump_state(taken.state)
+        if change.residual is not None:
+            vectors = {**vectors, DOWNLINK: change.residual}
         vectors_file = self._store.write_vectors(version, vectors)
         # Before the commit, because the rows' memory is free after it, and the commit names their files.
         rows = {client: row.parameters for client, (_, row) in updates.items()}
@@ -172,7 +193,8 @@ class Committer:
         remembered = tuple(updates[client][0] for client in kept if client not in evicted)
         forgotten = tuple(self._past.unneeded()) if self._past else ()
         stored = StoredModel(version, publication.digest, file, numbers, vectors_file)
-        return Committed(stored, model, publication, taken.state, record, remembered, forgotten)
+        told = json.dumps(record["diagnostics"])
+        return Committed(stored, model, publication, taken.state, record, told, remembered, forgotten, change)
 
     def adopt(self, committed: Committed, updates: Updates) -> None:
         """The model was committed: it is the newest now."""
@@ -181,6 +203,7 @@ class Committer:
             self._participations[client] = self._participations.get(client, 0) + 1
         self._spare, self.model, self.publication = self.model, committed.model, committed.publication
         self._state, self._aggregation, self._expected = committed.state, None, frozenset()
+        self.downlink.adopt(committed.change)
         if self._past:
             self._past.settle()
 
@@ -226,7 +249,7 @@ def dump_state(state: ServerState) -> tuple[str, Mapping[str, Any]]:
     return json.dumps({"rule": rule, "optimizer": after.numbers}), after.vectors
 
 
-def load_state(store: Store, stored: StoredModel, recipe: Recipe) -> ServerState:
+def load_state(stored: StoredModel, recipe: Recipe, vectors: dict[str, Any]) -> ServerState:
     """As it was committed with the model; a rule or optimizer that was changed since begins anew."""
     if stored.rule_state is None:
         return ServerState()
@@ -235,7 +258,6 @@ def load_state(store: Store, stored: StoredModel, recipe: Recipe) -> ServerState
         rule = recipe.rule.Memory.model_validate(kept["rule"]) if kept["rule"] is not None else None
     except ValueError:
         rule = None
-    vectors = dict(load_file(store.folder / stored.vectors_file)) if stored.vectors_file else {}
     before = OptimizerState(vectors, kept["optimizer"])
     wanted = recipe.optimizer.initial(0)
     same = (before.vectors.keys(), before.numbers.keys()) == (wanted.vectors.keys(), wanted.numbers.keys())
@@ -267,7 +289,8 @@ def weight(diagnostics: Diagnostics, client: str) -> float:
     return float(np.mean(diagnostics.coefficients.get(client, 0.0)))
 
 
-def record_out(record: dict[str, Any]) -> pb.RoundRecord:
+def record_out(record: dict[str, Any], diagnostics_json: str | None = None) -> pb.RoundRecord:
+    """As it is sent; `diagnostics_json` where they have been written out before."""
     elsewhere = ("digest", "contributions", "diagnostics", "history_evicted")
     plain = {key: value for key, value in record.items() if key not in elsewhere}
     contributions = [
@@ -277,6 +300,6 @@ def record_out(record: dict[str, Any]) -> pb.RoundRecord:
     return pb.RoundRecord(
         digest=bytes.fromhex(record["digest"]),
         contributions=contributions,
-        diagnostics_json=json.dumps(record["diagnostics"]),
+        diagnostics_json=json.dumps(record["diagnostics"]) if diagnostics_json is None else diagnostics_json,
         **plain,
     )

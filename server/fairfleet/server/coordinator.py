@@ -24,6 +24,7 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
 from fairfleet.server.broadcast import Broadcast
 from fairfleet.server.committing import Committed, Committer, record_out
+from fairfleet.server.downlink import Downlink
 from fairfleet.server.intake import Intake
 from fairfleet.server.publication import Publication
 from fairfleet.server.roster import POLL_SECONDS, Assignment, Roster
@@ -111,8 +112,9 @@ class Coordinator:
     async def start(self) -> None:
         """Takes up the federation where the state directory left it."""
         stored = self._store.current_round()
+        down = self.settings.compression
         self._committer = await self._in_worker(
-            Committer.open, self._store, stored.number, self.recipe, self.settings.history
+            Committer.open, self._store, stored.number, self.recipe, self.settings.history, down.downlink, down.changes
         )
         await self._in_database(self._store.delete_unnamed, stored.number)
         updates = {update.client: update for update in self._store.updates_of(stored.number) if update.file}
@@ -153,6 +155,10 @@ class Coordinator:
     @property
     def publication(self) -> Publication:
         return self._committer.publication
+
+    @property
+    def downlink(self) -> Downlink:
+        return self._committer.downlink
 
     @property
     def uptime_seconds(self) -> float:
@@ -588,7 +594,7 @@ class Coordinator:
             self._intake.clear(committed.stored.version)
             self.rows_evicted += record["history_evicted"]
 
-        news = {"round_committed": pb.RoundCommitted(record=record_out(record))}
+        news = {"round_committed": pb.RoundCommitted(record=record_out(record, committed.diagnostics_json))}
         stored = rounds.ModelStored(committed.stored.version)
         await self._apply(stored, writes=writes, news=[news], and_then=publish)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from fairfleet.common import wire
-from fairfleet.common.codecs import agree
+from fairfleet.common.codecs import needs
 from fairfleet.common.errors import (
     BadRequest,
     Corrupted,
@@ -22,12 +23,14 @@ from fairfleet.common.errors import (
     short,
 )
 from fairfleet.proto.v1 import fleet_pb2 as pb
+from fairfleet.server.codec_policy import Uplinks
 from fairfleet.server.coordinator import Coordinator, Receipt
 from fairfleet.server.handlers import Context
+from fairfleet.server.intake import raw_bytes
 from fairfleet.server.roster import Assignment
 from fairfleet.server.rounds import Phase
 from fairfleet.server.sessions import Member
-from fairfleet.server.uploads import Announced
+from fairfleet.server.uploads import Announced, Upload
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 UPLOAD_BATCH = 2  # chunks that are decoded together: every hop to a thread costs
@@ -37,6 +40,8 @@ RAW_STREAMS = frozenset({"FetchModel", "SendUpload"})
 class FleetService:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
+        self._codecs = coordinator.settings.codec_policy(raw_bytes(coordinator.signature))
+        self._uplinks = Uplinks()
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:  # noqa: N802
         if request.protocol_version != wire.PROTOCOL_VERSION:
@@ -54,8 +59,9 @@ class FleetService:
             short(request.device),
             request.train_samples,
             request.test_samples,
-            agree(settings.codec, list(request.codecs)),
+            tuple(request.codecs),
         )
+        self._codecs.choose(member.client, member.codecs)  # or it is refused here, not when it has trained
         session = await self._coordinator.join(member)
         return pb.JoinResponse(
             session=session.id,
@@ -89,11 +95,16 @@ class FleetService:
 
     def _task(self, session: str, assignment: Assignment) -> pb.NextTaskResponse:
         coordinator, publication = self._coordinator, self._coordinator.publication
-        model = pb.ModelRef(version=publication.version, digest=publication.digest, size_bytes=publication.size_bytes)
+        member = coordinator.session(session).member
+        model = pb.ModelRef(
+            version=publication.version,
+            digest=publication.digest,
+            size_bytes=publication.size_bytes,
+            changes=self._changes(member),
+        )
         left = max(0.0, assignment.ends - asyncio.get_running_loop().time())
         if assignment.kind == "evaluate":
             return pb.NextTaskResponse(evaluate=pb.EvaluateTask(id=assignment.id, model=model, seconds_left=left))
-        member = coordinator.session(session).member
         plan = coordinator.plan.for_client(member.client, assignment.version)
         return pb.NextTaskResponse(
             train=pb.TrainTask(
@@ -101,19 +112,31 @@ class FleetService:
                 round=assignment.version,
                 model=model,
                 plan=wire.plan_out(plan),
-                codec=member.codec,
+                codec=self._codecs.choose(member.client, member.codecs, self._uplinks.of(member.client)),
                 seconds_left=left,
                 report_gradient_norm="gradient_norm" in coordinator.recipe.rule.needs().reports,
+                error_feedback=coordinator.settings.compression.error_feedback,
             )
         )
 
+    def _changes(self, member: Member) -> list[pb.Change]:
+        downlink = self._coordinator.downlink
+        if not needs(downlink.codec) <= set(member.codecs):
+            return []
+        return [
+            pb.Change(version=c.version, digest=c.digest, size_bytes=c.size_bytes, codec=downlink.codec)
+            for c in downlink.changes
+        ]
+
     async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:  # noqa: N802
         client = self._coordinator.session(request.session).client
-        publication = self._coordinator.publication
-        if request.version != publication.version:
+        newest = self._coordinator.publication
+        kept = self._coordinator.downlink.changes if request.change else (newest,)
+        publication = next((found for found in kept if found.version == request.version), None)
+        if publication is None:
             raise NotKept(
-                f"version {request.version} is not published; the newest is {publication.version}. "
-                "Ask for the next task."
+                f"{'the change to ' * request.change}version {request.version} is not published; the newest is "
+                f"{newest.version}. Ask for the next task."
             )
         with self._coordinator.transferring(client):
             for message in publication.messages_from(request.offset_bytes):
@@ -144,7 +167,8 @@ class FleetService:
         upload = coordinator.upload(token)
         try:
             with coordinator.transferring(upload.announced.client), self._counting_refusals():
-                rest = await _receive(stream, lambda messages: coordinator.take_chunks(upload, token, messages))
+                with self._measuring(upload):
+                    rest = await _receive(stream, lambda messages: coordinator.take_chunks(upload, token, messages))
                 receipt = await coordinator.complete(upload, token, rest)
                 coordinator.traffic.outcomes["late"] += not receipt.counted
                 return pb.SendUploadResponse(receipt=receipt_out(receipt))
@@ -164,6 +188,13 @@ class FleetService:
         except (BadRequest, Corrupted, LimitReached):
             self._coordinator.traffic.outcomes["refused"] += 1
             raise
+
+    @contextlib.contextmanager
+    def _measuring(self, upload: Upload) -> Iterator[None]:
+        """How fast the client's uplink is, for those whose codec depends on it."""
+        began, left = time.monotonic(), upload.announced.size_bytes - upload.offset_bytes
+        yield
+        self._uplinks.saw(upload.announced.client, left, time.monotonic() - began)
 
     async def ReportEvaluation(  # noqa: N802
         self, request: pb.ReportEvaluationRequest, context: Context

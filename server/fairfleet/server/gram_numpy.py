@@ -29,7 +29,7 @@ from fairfleet.server.blocks import (
 TILE = 12  # rows of a segment that stay in the cache while others pass by
 EVEN = 4  # BLAS takes so many rows at once: with a multiple of it, none is treated differently
 BLOCK = 1 << 23  # numbers that BLAS combines in one call: each call waits for its slowest thread
-COPIED = 1 << 20  # the same where the rows must be copied together first: what the cache holds
+COPIED = 1 << 19  # the same where the rows must be copied together first: what the cache holds
 COLUMNS = 1 << 17  # numbers that a column rule sees in one call
 
 
@@ -58,9 +58,13 @@ class NumpyKernel:
         whole = len(matrix) == len(rows) and matrix.dtype == np.float32 and _blas_takes(matrix)
         for layer, inside in groupby(cuts, lambda chunk: chunk.layer):
             start, *_, stop = (edge for chunk in inside for edge in (chunk.start, chunk.stop))
-            if not exact[layer]:  # BLAS brings its own threads here
-                narrow = coefficients[layer].astype(np.float32)
-                _weighted_sum(matrix if whole else None, rows, narrow, Chunk(layer, start, stop), out)
+            if exact[layer]:
+                continue
+            narrow = coefficients[layer].astype(np.float32)
+            if whole:
+                _weighted_sum(matrix, narrow, Chunk(layer, start, stop), out)
+            else:
+                _gathered_sum(rows, narrow, Chunk(layer, start, stop), out)
 
     def columns(self, rows: Sequence[Row], reduce: ColumnRule, cuts: Sequence[Chunk], out: Row) -> None:
         width = max(COLUMNS // len(rows), 1)
@@ -187,15 +191,27 @@ def _add_up(rows: Sequence[Row], coefficients: Matrix, chunk: Chunk, out: Row) -
     np.copyto(out[chunk.start : chunk.stop], total, casting="same_kind")
 
 
-def _weighted_sum(matrix: Row | None, rows: Sequence[Row], coefficients: Row, chunk: Chunk, out: Row) -> None:
-    """A weighted sum in float32, in blocks; rows that are not one matrix are made one, block by block, in the cache."""
-    width = max((COPIED if matrix is None else BLOCK) // len(rows) // SEGMENT, 1) * SEGMENT
-    for start in range(chunk.start, chunk.stop, width):
-        stop = min(start + width, chunk.stop)
-        if matrix is not None:
-            block = matrix[:, start:stop]
-        else:
-            block = workspace(len(rows) * width).view(np.float32)[: len(rows) * (stop - start)].reshape(len(rows), -1)
-            for target, row in zip(block, rows, strict=True):
-                np.copyto(target, row[start:stop])
-        np.matmul(coefficients, block, out=out[start:stop])
+def _weighted_sum(matrix: Row, coefficients: Row, chunk: Chunk, out: Row) -> None:
+    """A weighted sum in float32. BLAS brings its own threads."""
+    for start, stop in pieces(chunk, _width(BLOCK, matrix)):
+        np.matmul(coefficients, matrix[:, start:stop], out=out[start:stop])
+
+
+def _gathered_sum(rows: Sequence[Row], coefficients: Row, chunk: Chunk, out: Row) -> None:
+    """The same for rows that are not one matrix: they are made one, block by block, in the cache."""
+    width = _width(COPIED, rows)
+
+    def work(part: Chunk) -> None:
+        size = part.stop - part.start
+        block = workspace(len(rows) * width).view(np.float32)[: len(rows) * size].reshape(len(rows), size)
+        for target, row in zip(block, rows, strict=True):
+            np.copyto(target, row[part.start : part.stop])
+        np.dot(coefficients, block, out=out[part.start : part.stop])
+
+    with own_threads():
+        spread(work, [Chunk(chunk.layer, start, stop) for start, stop in pieces(chunk, width)])
+
+
+def _width(numbers: int, rows: Sequence[Row] | Row) -> int:
+    """How many columns of these rows are so many numbers."""
+    return max(numbers // len(rows) // SEGMENT, 1) * SEGMENT

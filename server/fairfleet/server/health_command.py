@@ -10,9 +10,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fairfleet.common.errors import Unreachable
 
+DIRECT = (("grpc.enable_http_proxy", 0),)  # a proxy that the environment names would answer for the server
+
+Listen = Annotated[str, typer.Option(envvar="FAIRFLEET_LISTEN", metavar="HOST:PORT", help="Where the server listens.")]
+
 
 def health(
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server listens.")] = "127.0.0.1:8440",
+    server: Listen = "127.0.0.1:8440",
     seconds: Annotated[float, typer.Option(help="How long to wait for an answer.")] = 3.0,
 ) -> None:
     """Ask a server, through the gRPC health service, whether it serves; exit code 0 if so.
@@ -21,7 +25,7 @@ def health(
 
       fairfleet health --server 127.0.0.1:8440
     """
-    with grpc.insecure_channel(server) as channel:
+    with grpc.insecure_channel(server, DIRECT) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds)

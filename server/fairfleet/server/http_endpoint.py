@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, NamedTuple
 
 from fairfleet.common.errors import UsageError
@@ -41,6 +43,8 @@ class HttpEndpoint:
         loop = asyncio.get_running_loop()
 
         def ask(path: str, accept: str) -> Page:
+            if loop.is_closed():  # a connection that was kept open outlives the stop for a moment
+                return Page(HTTPStatus.SERVICE_UNAVAILABLE, b"stopped\n")
             answer = asyncio.run_coroutine_threadsafe(pages(path, accept), loop)
             try:
                 return answer.result(LOOP_SECONDS)
@@ -71,11 +75,11 @@ class HttpEndpoint:
         self._server.server_close()
 
 
-def _bind(host: str, port: int, ask: Callable[[str, str], Page]) -> ThreadingHTTPServer:
+def _bind(host: str, port: int, ask: Callable[[str, str], Page]) -> TCPServer:
     class Handler(_Handler):
         page = staticmethod(ask)
 
-    class Server(ThreadingHTTPServer):
+    class Server(_Server):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     try:
@@ -85,6 +89,20 @@ def _bind(host: str, port: int, ask: Callable[[str, str], Page]) -> ThreadingHTT
             f"cannot serve metrics on {host}:{port}: {error.strerror}. Stop the other program, or give another "
             "--set http.port=… (0 takes a free one)."
         ) from error
+
+
+class _Server(ThreadingMixIn, TCPServer):
+    """Not http.server's own, which asks the DNS for the host's name before it listens."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if isinstance(sys.exception(), OSError):
+            log.debug("http: %s hung up", client_address)
+        else:
+            log.exception("cannot talk to %s", client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

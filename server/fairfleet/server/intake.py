@@ -134,6 +134,7 @@ class Intake:
 
 
 def raw_bytes(signature: Signature) -> int:
-    """What an update takes uncompressed: more than that no codec needs."""
+    """What an update takes uncompressed, and the frames of its chunks: more than that no codec needs."""
     floats = signature.size(Section.PARAMETERS) + signature.size(Section.BUFFERS)
-    return 4 * floats + 8 * signature.size(Section.COUNTERS)
+    frames = 128 * (1 + floats // 2**16)
+    return 4 * floats + 8 * signature.size(Section.COUNTERS) + frames

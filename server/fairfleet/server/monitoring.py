@@ -41,7 +41,10 @@ class Monitoring:
 
     async def start(self) -> None:
         """The coordinator has started; what earlier runs of the server saw is taken up from the records."""
-        self._show(await asyncio.to_thread(self._recall, self._coordinator.round))
+        try:
+            self._show(await asyncio.to_thread(self._recall, self._coordinator.round))
+        except Exception:
+            log.exception("cannot measure what earlier runs of the server recorded")
         self._watching = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:

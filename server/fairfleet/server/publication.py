@@ -1,4 +1,4 @@
-"""A committed model as it is sent: serialized once, the same bytes to every client."""
+"""A committed model, or the change that led to it, as it is sent: serialized once, the same bytes to every client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fairfleet.common.codecs import Buffer
 from fairfleet.common.errors import NotKept, OutOfOrder
-from fairfleet.common.stream import encode, model_pieces
+from fairfleet.common.stream import Pieces, encode, model_pieces
 from fairfleet.common.tensors import Model
 
 
@@ -22,6 +22,10 @@ class Publication:
 
     @classmethod
     def of(cls, version: int, model: Model) -> Publication:
+        return cls.of_pieces(version, model_pieces(model))
+
+    @classmethod
+    def of_pieces(cls, version: int, pieces: Pieces) -> Publication:
         messages: list[bytes] = []
         offsets = [0]
 
@@ -29,7 +33,7 @@ class Publication:
             offsets.append(offsets[-1] + len(data))
             messages.append(b"".join((head, data)))
 
-        encoded = encode(model_pieces(model), take)
+        encoded = encode(pieces, take)
         return cls(version, encoded.digest, encoded.size_bytes, messages, offsets)
 
     def retire(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from fairfleet.common import fairness
 from fairfleet.server import deadlines, rounds, selection
@@ -94,7 +93,10 @@ class Scheduler:
 
     def _candidate(self, session: Session) -> Candidate:
         member = session.member
-        return replace(self._past.get(member.client, Candidate(member.client)), samples=member.train_samples)
+        past = self._past.get(member.client)
+        if past is None:
+            return Candidate(member.client, member.train_samples)
+        return Candidate(member.client, member.train_samples, past.last_round, past.loss)
 
     def _drawn(self, round: Round, candidates: list[Candidate], places: int) -> rounds.ClientsChosen:
         choose = selection.POLICIES[self._wanted.selection]

@@ -7,7 +7,8 @@ import contextlib
 import gc
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,9 +16,10 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import disable_created_metrics
+from sqlalchemy.exc import DBAPIError
 from threadpoolctl import threadpool_limits
 
-from fairfleet.common.errors import UsageError
+from fairfleet.common.errors import StateDirError, UsageError
 from fairfleet.common.keepalive import SERVER_OPTIONS
 from fairfleet.common.tensors import Model
 from fairfleet.proto.v1 import fleet_pb2, operator_pb2
@@ -41,7 +43,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 def open_store(settings: ServerSettings) -> Store:
     """The state directory, with a federation in it: an old one, or a new one that begins with the given model."""
-    store = Store(settings.state_dir)
+    store = Store(settings.state_dir, settings.database)
     try:
         _found_federation(store, settings)
     except BaseException:
@@ -158,12 +160,26 @@ def _signals() -> asyncio.Event:
     return asked_to_stop
 
 
+@contextlib.contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """A disk that fails is not our bug: it is said plainly."""
+    try:
+        yield
+    except (OSError, DBAPIError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.orig
+        raise StateDirError(
+            f"the state directory {folder} can no longer be written to: {reason}. Nothing that was acknowledged is "
+            "lost. Make room or mend the disk, then start the server again: clients wait for it."
+        ) from error
+
+
 async def _until_over(coordinator: Coordinator, asked_to_stop: asyncio.Event) -> None:
     waits: list[asyncio.Future[Any]] = [asyncio.create_task(asked_to_stop.wait()), coordinator.failed]
     if coordinator.settings.exit_when_finished:
         waits.append(asyncio.create_task(coordinator.all_told.wait()))
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if coordinator.failed.done():
-        coordinator.failed.result()
+        with _explained(coordinator.settings.state_dir):
+            coordinator.failed.result()
     for wait in waits:
         wait.cancel()

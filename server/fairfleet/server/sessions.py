@@ -25,7 +25,7 @@ class Member:
     device: str
     train_samples: int
     test_samples: int
-    codec: str
+    codecs: tuple[str, ...]  # and what else it knows of compression
 
 
 @dataclass

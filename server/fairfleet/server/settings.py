@@ -16,9 +16,11 @@ from pydantic import (
     model_validator,
 )
 
-from fairfleet.common.codecs import CODECS
+from fairfleet.common.codecs import codec_named
+from fairfleet.common.errors import BadRequest
 from fairfleet.common.plan import Plan
 from fairfleet.common.settings import Settings
+from fairfleet.server.codec_policy import AUTO, CodecPolicy
 from fairfleet.server.endings import Ending
 from fairfleet.server.rounds import Policy
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
@@ -86,6 +88,36 @@ class Limits(Part):
     upload_bytes: PositiveInt | None = Field(default=None, description="of one update; default: what raw32 needs")
 
 
+class Compression(Part):
+    error_feedback: bool = Field(default=True, description="what a lossy codec leaves out is sent with the next update")
+    clients: dict[str, str] = Field(default={}, description="by client: its own codec, or auto")
+    downlink: str = Field(default="raw32", description="of models; a lossy codec sends what changed in a round")
+    changes: PositiveInt = Field(default=4, description="rounds back that a client can be brought up to date from")
+    auto_upload_seconds: PositiveFloat = Field(
+        default=10.0,
+        description="codec auto: the finest whose upload takes no longer over the client's measured uplink",
+    )
+
+    @field_validator("downlink")
+    @classmethod
+    def _known_downlink(cls, name: str) -> str:
+        if known_codec(name) == AUTO:
+            raise ValueError("auto is for updates only; name a codec")
+        return name
+
+    @field_validator("clients")
+    @classmethod
+    def _known_codecs(cls, clients: dict[str, str]) -> dict[str, str]:
+        return {client: known_codec(name) for client, name in clients.items()}
+
+
+def known_codec(name: str) -> str:
+    try:
+        return AUTO if name == AUTO else codec_named(name).name
+    except BadRequest as error:
+        raise ValueError(f"{error}; or auto") from None
+
+
 class Http(Part):
     host: str = Field(default="127.0.0.1", min_length=1, description="address to serve /metrics, /healthz, /readyz on")
     port: int | None = Field(
@@ -109,6 +141,9 @@ class ServerSettings(Settings):
     listen: str = Field(default="127.0.0.1:8440", description="host:port; port 0 takes a free one")
     http: Http = Http()
     state_dir: Path = Path("fairfleet-state")
+    database: str | None = Field(
+        default=None, description="postgresql+psycopg://user:password@host/name; default: SQLite in state_dir"
+    )
     model: Path | None = Field(default=None, description="initial .safetensors; only for a new state directory")
     rounds: PositiveInt = 100
     seed: NonNegativeInt = 0
@@ -118,7 +153,8 @@ class ServerSettings(Settings):
     rule: Named = Field(default=Named(name="fedavg"), description="see `fairfleet rules`")
     optimizer: Named | None = Field(default=None, description="after the rule, instead of the rule's own")
     plan: Plan = Plan()
-    codec: str = Field(default="raw32", description="for updates; a client without it may offer another")
+    codec: str = Field(default="int8", description="for updates, or auto; a client without it may offer another")
+    compression: Compression = Compression()
     durability: Literal["update", "round"] = Field(
         default="update", description="update: a receipt survives a crash; round: only a committed round does"
     )
@@ -130,9 +166,7 @@ class ServerSettings(Settings):
     @field_validator("codec")
     @classmethod
     def _known_codec(cls, name: str) -> str:
-        if name not in CODECS:
-            raise ValueError(f"unknown codec; known are {', '.join(CODECS)}")
-        return name
+        return known_codec(name)
 
     @field_validator("listen")
     @classmethod
@@ -164,6 +198,10 @@ class ServerSettings(Settings):
     def plan_of(self, made: Recipe) -> Plan:
         """The plan, with what the rule asks of local training."""
         return self.plan.model_copy(update={PLAN_FIELDS[key]: value for key, value in made.plan.items()})
+
+    def codec_policy(self, raw_bytes: int) -> CodecPolicy:
+        wanted = self.compression
+        return CodecPolicy(self.codec, wanted.clients, wanted.auto_upload_seconds, raw_bytes)
 
     def policy(self) -> Policy:
         return Policy(

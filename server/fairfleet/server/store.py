@@ -6,7 +6,6 @@ speaks of a file that is not whole. One thread writes; the caller sees to that.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -28,6 +27,7 @@ from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Signature
 from fairfleet.server import faults
+from fairfleet.server.database import FILE, Database
 from fairfleet.server.durable import make_folder, write_durably
 from fairfleet.server.migrations import MIGRATIONS
 from fairfleet.server.rounds import Event, Round, event_to_json, round_from_json, round_to_json
@@ -37,7 +37,6 @@ from fairfleet.server.selection import Candidate
 SCHEMA_VERSION = 2  # migrations.py knows the way from older ones
 log = logging.getLogger(__name__)
 
-DATABASE = "federation.db"
 VECTORS = ".optimizer.safetensors"
 FREE_MODEL = "free"  # the file of a model that is not kept any longer, for the next one
 
@@ -135,28 +134,25 @@ class StoredModel:
 class Store:
     """One federation's state directory, locked for as long as the store is open."""
 
-    def __init__(self, folder: Path, *, migrate: bool = True) -> None:
+    def __init__(self, folder: Path, database: str | None = None, *, migrate: bool = True) -> None:
+        """`database` is the URL of one elsewhere; else the facts are in the directory, too."""
         self.folder = folder
         self._may_migrate = migrate
         self._readers: Counter[str] = Counter()  # of model files
         self._readers_lock = threading.Lock()
-        self._lock = _claim(folder)
+        with _explained(folder, database):
+            self._database = Database(folder, database)
+        self._engine = self._database.engine
         try:
-            self._engine = _engine(f"sqlite:///{folder / DATABASE}")
-            self._take_up_schema()
-        except sa.exc.DatabaseError as error:
-            os.close(self._lock)
-            raise StateDirError(
-                f"{folder / DATABASE} cannot be read as a database: {error.orig}. "
-                "Restore it from a backup, or start anew in another --state-dir; nothing was changed."
-            ) from error
+            with _explained(folder, database):
+                self._take_up_schema()
+                self._match_directory()
         except BaseException:
-            os.close(self._lock)
+            self.close()
             raise
 
     def close(self) -> None:
-        self._engine.dispose()
-        os.close(self._lock)
+        self._database.close()
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -187,6 +183,20 @@ class Store:
                 MIGRATIONS[version](connection, self.folder)
                 _put(connection, "schema_version", str(version + 1))
             log.info("%s: schema version %d is now %d", self.folder, version, version + 1)
+
+    def _match_directory(self) -> None:
+        """Files here and facts elsewhere must be of the same federation."""
+        if not self._database.elsewhere:
+            return
+        here, there = self._database.mark(), self._get("directory")
+        if there is None:
+            with self._engine.begin() as connection:
+                _put(connection, "directory", here)
+        elif here != there:
+            raise StateDirError(
+                f"{self.folder} and database {self._database.name} belong to different federations. "
+                "Give the --state-dir that was used with this database, or a new one and a new database."
+            )
 
     def _get(self, key: str) -> str | None:
         with self._reading() as connection:
@@ -282,6 +292,8 @@ class Store:
         clients = [update.client for update in kept]
 
         def write(connection: Connection) -> None:
+            if not rows and not forgotten:
+                return
             known = sa.select(history.c.client, history.c.round).where(history.c.client.in_(clients))
             rounds_of = {row.client: row.round for row in connection.execute(known)}
             newer = [row for row in rows if rounds_of.get(row["client"], -1) < row["round"]]
@@ -550,47 +562,19 @@ def _run(connection: Connection, statement: sa.Insert, row: dict[str, Any]) -> N
     connection.execute(statement, row)
 
 
+@contextmanager
+def _explained(folder: Path, database: str | None) -> Iterator[None]:
+    try:
+        yield
+    except sa.exc.DatabaseError as error:
+        if database is not None:
+            raise StateDirError(f"the database cannot be used: {str(error.orig).strip()}") from error
+        raise StateDirError(
+            f"{folder / FILE} cannot be read as a database: {error.orig}. "
+            "Restore it from a backup, or start anew in another --state-dir; nothing was changed."
+        ) from error
+
+
 def _put(connection: Connection, key: str, value: str) -> None:
     connection.execute(meta.delete().where(meta.c.key == key))
     connection.execute(meta.insert().values(key=key, value=value))
-
-
-def _claim(folder: Path) -> int:
-    """Takes the state directory for this process alone; refuses one that is somebody else's."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        foreign = [path.name for path in folder.iterdir() if path.name != "lock"]
-        if foreign and DATABASE not in foreign:
-            raise StateDirError(
-                f"{folder} is not a FairFleet state directory: it holds {sorted(foreign)[0]!r} and no {DATABASE}. "
-                "Give an empty or new directory as --state-dir."
-            )
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise StateDirError(
-            f"cannot use {folder} as state directory: {error.strerror}. "
-            "Give a directory that this user can write to as --state-dir."
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise StateDirError(
-            f"{folder} is in use by another server (process {holder}). Stop that one, or give this one "
-            "its own --state-dir."
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, str(os.getpid()).encode())
-    return descriptor
-
-
-def _engine(url: str) -> sa.Engine:
-    engine = sa.create_engine(url)
-
-    @sa.event.listens_for(engine, "connect")
-    def _configure(connection: Any, _: Any) -> None:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-
-    return engine

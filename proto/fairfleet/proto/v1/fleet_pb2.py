@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from fairfleet.proto.v1 import model_pb2 as fairfleet_dot_proto_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x61irfleet/proto/v1/fleet.proto\x12\x0c\x66\x61irfleet.v1\x1a\x1e\x66\x61irfleet/proto/v1/model.proto\"\xd4\x01\n\x0bJoinRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x0e\n\x06\x63odecs\x18\x04 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x15\n\rtrain_samples\x18\x06 \x01(\x04\x12\x14\n\x0ctest_samples\x18\x07 \x01(\x04\x12*\n\tsignature\x18\x08 \x01(\x0b\x32\x17.fairfleet.v1.Signature\x12\x10\n\x08software\x18\t \x01(\t\"\xa0\x01\n\x0cJoinResponse\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x15\n\rlease_seconds\x18\x03 \x01(\x01\x12\x19\n\x11heartbeat_seconds\x18\x04 \x01(\x01\x12\x12\n\nfederation\x18\x05 \x01(\t\x12*\n\tsignature\x18\x06 \x01(\x0b\x32\x17.fairfleet.v1.Signature\"\"\n\x0fNextTaskRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\xc4\x01\n\x10NextTaskResponse\x12(\n\x05train\x18\x01 \x01(\x0b\x32\x17.fairfleet.v1.TrainTaskH\x00\x12.\n\x08\x65valuate\x18\x02 \x01(\x0b\x32\x1a.fairfleet.v1.EvaluateTaskH\x00\x12\"\n\x04wait\x18\x03 \x01(\x0b\x32\x12.fairfleet.v1.WaitH\x00\x12*\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x16.fairfleet.v1.FinishedH\x00\x42\x06\n\x04task\"?\n\x08ModelRef\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"\xb2\x01\n\tTrainTask\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12%\n\x05model\x18\x03 \x01(\x0b\x32\x16.fairfleet.v1.ModelRef\x12 \n\x04plan\x18\x04 \x01(\x0b\x32\x12.fairfleet.v1.Plan\x12\r\n\x05\x63odec\x18\x05 \x01(\t\x12\x14\n\x0cseconds_left\x18\x06 \x01(\x01\x12\x1c\n\x14report_gradient_norm\x18\x07 \x01(\x08\"W\n\x0c\x45valuateTask\x12\n\n\x02id\x18\x01 \x01(\t\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.fairfleet.v1.ModelRef\x12\x14\n\x0cseconds_left\x18\x03 \x01(\x01\"#\n\x04Wait\x12\x1b\n\x13retry_after_seconds\x18\x01 \x01(\x01\"\x1a\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xec\x01\n\x04Plan\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\r\n\x05steps\x18\x02 \x01(\r\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12\x15\n\rlearning_rate\x18\x04 \x01(\x01\x12$\n\x06solver\x18\x05 \x01(\x0e\x32\x14.fairfleet.v1.Solver\x12\x10\n\x08momentum\x18\x06 \x01(\x01\x12\x10\n\x08nesterov\x18\x07 \x01(\x08\x12\x14\n\x0cweight_decay\x18\x08 \x01(\x01\x12\x13\n\x0bproximal_mu\x18\t \x01(\x01\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x17\n\x0fpersonal_lambda\x18\x0b \x01(\x01\"K\n\x11\x46\x65tchModelRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\"\xd0\x01\n\x0bTrainReport\x12\x0f\n\x07samples\x18\x01 \x01(\x04\x12\x13\n\x0bloss_before\x18\x02 \x01(\x01\x12\x12\n\nloss_after\x18\x03 \x01(\x01\x12\x1a\n\rgradient_norm\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x15\n\rlearning_rate\x18\x06 \x01(\x01\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\x12\x15\n\x08\x61\x63\x63uracy\x18\x08 \x01(\x01H\x01\x88\x01\x01\x42\x10\n\x0e_gradient_normB\x0b\n\t_accuracy\"\xa7\x01\n\x11OpenUploadRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\x0c\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12)\n\x06report\x18\x07 \x01(\x0b\x32\x19.fairfleet.v1.TrainReport\"b\n\x12OpenUploadResponse\x12\x0e\n\x06upload\x18\x01 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12&\n\x07receipt\x18\x03 \x01(\x0b\x32\x15.fairfleet.v1.Receipt\"<\n\x12SendUploadResponse\x12&\n\x07receipt\x18\x01 \x01(\x0b\x32\x15.fairfleet.v1.Receipt\"q\n\x07Receipt\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12&\n\x07outcome\x18\x03 \x01(\x0e\x32\x15.fairfleet.v1.Outcome\x12\x0f\n\x07\x64urable\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\"z\n\x17ReportEvaluationRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12,\n\nevaluation\x18\x03 \x01(\x0b\x32\x18.fairfleet.v1.Evaluation\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\"\xb3\x01\n\nEvaluation\x12\x0f\n\x07samples\x18\x01 \x01(\x04\x12\x0c\n\x04loss\x18\x02 \x01(\x01\x12\x15\n\x08\x61\x63\x63uracy\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rpersonal_loss\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11personal_accuracy\x18\x05 \x01(\x01H\x02\x88\x01\x01\x42\x0b\n\t_accuracyB\x10\n\x0e_personal_lossB\x14\n\x12_personal_accuracy\"\x1a\n\x18ReportEvaluationResponse\"{\n\x10HeartbeatRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x12\n\nsteps_done\x18\x03 \x01(\x04\x12\x15\n\rsteps_planned\x18\x04 \x01(\x04\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\"4\n\x11HeartbeatResponse\x12\x0f\n\x07\x61\x62\x61ndon\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"/\n\x0cLeaveRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0f\n\rLeaveResponse*A\n\x06Solver\x12\x16\n\x12SOLVER_UNSPECIFIED\x10\x00\x12\x0e\n\nSOLVER_SGD\x10\x01\x12\x0f\n\x0bSOLVER_ADAM\x10\x02*a\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_COUNTED\x10\x01\x12\x13\n\x0fOUTCOME_HISTORY\x10\x02\x12\x13\n\x0fOUTCOME_IGNORED\x10\x03\x32\xe2\x04\n\x05\x46leet\x12=\n\x04Join\x12\x19.fairfleet.v1.JoinRequest\x1a\x1a.fairfleet.v1.JoinResponse\x12I\n\x08NextTask\x12\x1d.fairfleet.v1.NextTaskRequest\x1a\x1e.fairfleet.v1.NextTaskResponse\x12\x44\n\nFetchModel\x12\x1f.fairfleet.v1.FetchModelRequest\x1a\x13.fairfleet.v1.Chunk0\x01\x12O\n\nOpenUpload\x12\x1f.fairfleet.v1.OpenUploadRequest\x1a .fairfleet.v1.OpenUploadResponse\x12\x45\n\nSendUpload\x12\x13.fairfleet.v1.Chunk\x1a .fairfleet.v1.SendUploadResponse(\x01\x12\x61\n\x10ReportEvaluation\x12%.fairfleet.v1.ReportEvaluationRequest\x1a&.fairfleet.v1.ReportEvaluationResponse\x12L\n\tHeartbeat\x12\x1e.fairfleet.v1.HeartbeatRequest\x1a\x1f.fairfleet.v1.HeartbeatResponse\x12@\n\x05Leave\x12\x1a.fairfleet.v1.LeaveRequest\x1a\x1b.fairfleet.v1.LeaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x61irfleet/proto/v1/fleet.proto\x12\x0c\x66\x61irfleet.v1\x1a\x1e\x66\x61irfleet/proto/v1/model.proto\"\xd4\x01\n\x0bJoinRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x0e\n\x06\x63odecs\x18\x04 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x15\n\rtrain_samples\x18\x06 \x01(\x04\x12\x14\n\x0ctest_samples\x18\x07 \x01(\x04\x12*\n\tsignature\x18\x08 \x01(\x0b\x32\x17.fairfleet.v1.Signature\x12\x10\n\x08software\x18\t \x01(\t\"\xa0\x01\n\x0cJoinResponse\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x15\n\rlease_seconds\x18\x03 \x01(\x01\x12\x19\n\x11heartbeat_seconds\x18\x04 \x01(\x01\x12\x12\n\nfederation\x18\x05 \x01(\t\x12*\n\tsignature\x18\x06 \x01(\x0b\x32\x17.fairfleet.v1.Signature\"\"\n\x0fNextTaskRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\xc4\x01\n\x10NextTaskResponse\x12(\n\x05train\x18\x01 \x01(\x0b\x32\x17.fairfleet.v1.TrainTaskH\x00\x12.\n\x08\x65valuate\x18\x02 \x01(\x0b\x32\x1a.fairfleet.v1.EvaluateTaskH\x00\x12\"\n\x04wait\x18\x03 \x01(\x0b\x32\x12.fairfleet.v1.WaitH\x00\x12*\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x16.fairfleet.v1.FinishedH\x00\x42\x06\n\x04task\"f\n\x08ModelRef\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12%\n\x07\x63hanges\x18\x04 \x03(\x0b\x32\x14.fairfleet.v1.Change\"L\n\x06\x43hange\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\"\xca\x01\n\tTrainTask\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12%\n\x05model\x18\x03 \x01(\x0b\x32\x16.fairfleet.v1.ModelRef\x12 \n\x04plan\x18\x04 \x01(\x0b\x32\x12.fairfleet.v1.Plan\x12\r\n\x05\x63odec\x18\x05 \x01(\t\x12\x14\n\x0cseconds_left\x18\x06 \x01(\x01\x12\x1c\n\x14report_gradient_norm\x18\x07 \x01(\x08\x12\x16\n\x0e\x65rror_feedback\x18\x08 \x01(\x08\"W\n\x0c\x45valuateTask\x12\n\n\x02id\x18\x01 \x01(\t\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.fairfleet.v1.ModelRef\x12\x14\n\x0cseconds_left\x18\x03 \x01(\x01\"#\n\x04Wait\x12\x1b\n\x13retry_after_seconds\x18\x01 \x01(\x01\"\x1a\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xec\x01\n\x04Plan\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\r\n\x05steps\x18\x02 \x01(\r\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12\x15\n\rlearning_rate\x18\x04 \x01(\x01\x12$\n\x06solver\x18\x05 \x01(\x0e\x32\x14.fairfleet.v1.Solver\x12\x10\n\x08momentum\x18\x06 \x01(\x01\x12\x10\n\x08nesterov\x18\x07 \x01(\x08\x12\x14\n\x0cweight_decay\x18\x08 \x01(\x01\x12\x13\n\x0bproximal_mu\x18\t \x01(\x01\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x17\n\x0fpersonal_lambda\x18\x0b \x01(\x01\"[\n\x11\x46\x65tchModelRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x63hange\x18\x04 \x01(\x08\"\xd0\x01\n\x0bTrainReport\x12\x0f\n\x07samples\x18\x01 \x01(\x04\x12\x13\n\x0bloss_before\x18\x02 \x01(\x01\x12\x12\n\nloss_after\x18\x03 \x01(\x01\x12\x1a\n\rgradient_norm\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x15\n\rlearning_rate\x18\x06 \x01(\x01\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\x12\x15\n\x08\x61\x63\x63uracy\x18\x08 \x01(\x01H\x01\x88\x01\x01\x42\x10\n\x0e_gradient_normB\x0b\n\t_accuracy\"\xa7\x01\n\x11OpenUploadRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\x0c\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12)\n\x06report\x18\x07 \x01(\x0b\x32\x19.fairfleet.v1.TrainReport\"b\n\x12OpenUploadResponse\x12\x0e\n\x06upload\x18\x01 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12&\n\x07receipt\x18\x03 \x01(\x0b\x32\x15.fairfleet.v1.Receipt\"<\n\x12SendUploadResponse\x12&\n\x07receipt\x18\x01 \x01(\x0b\x32\x15.fairfleet.v1.Receipt\"q\n\x07Receipt\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12&\n\x07outcome\x18\x03 \x01(\x0e\x32\x15.fairfleet.v1.Outcome\x12\x0f\n\x07\x64urable\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\"z\n\x17ReportEvaluationRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12,\n\nevaluation\x18\x03 \x01(\x0b\x32\x18.fairfleet.v1.Evaluation\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\"\xb3\x01\n\nEvaluation\x12\x0f\n\x07samples\x18\x01 \x01(\x04\x12\x0c\n\x04loss\x18\x02 \x01(\x01\x12\x15\n\x08\x61\x63\x63uracy\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rpersonal_loss\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11personal_accuracy\x18\x05 \x01(\x01H\x02\x88\x01\x01\x42\x0b\n\t_accuracyB\x10\n\x0e_personal_lossB\x14\n\x12_personal_accuracy\"\x1a\n\x18ReportEvaluationResponse\"{\n\x10HeartbeatRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x12\n\nsteps_done\x18\x03 \x01(\x04\x12\x15\n\rsteps_planned\x18\x04 \x01(\x04\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\"4\n\x11HeartbeatResponse\x12\x0f\n\x07\x61\x62\x61ndon\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"/\n\x0cLeaveRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0f\n\rLeaveResponse*A\n\x06Solver\x12\x16\n\x12SOLVER_UNSPECIFIED\x10\x00\x12\x0e\n\nSOLVER_SGD\x10\x01\x12\x0f\n\x0bSOLVER_ADAM\x10\x02*a\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_COUNTED\x10\x01\x12\x13\n\x0fOUTCOME_HISTORY\x10\x02\x12\x13\n\x0fOUTCOME_IGNORED\x10\x03\x32\xe2\x04\n\x05\x46leet\x12=\n\x04Join\x12\x19.fairfleet.v1.JoinRequest\x1a\x1a.fairfleet.v1.JoinResponse\x12I\n\x08NextTask\x12\x1d.fairfleet.v1.NextTaskRequest\x1a\x1e.fairfleet.v1.NextTaskResponse\x12\x44\n\nFetchModel\x12\x1f.fairfleet.v1.FetchModelRequest\x1a\x13.fairfleet.v1.Chunk0\x01\x12O\n\nOpenUpload\x12\x1f.fairfleet.v1.OpenUploadRequest\x1a .fairfleet.v1.OpenUploadResponse\x12\x45\n\nSendUpload\x12\x13.fairfleet.v1.Chunk\x1a .fairfleet.v1.SendUploadResponse(\x01\x12\x61\n\x10ReportEvaluation\x12%.fairfleet.v1.ReportEvaluationRequest\x1a&.fairfleet.v1.ReportEvaluationResponse\x12L\n\tHeartbeat\x12\x1e.fairfleet.v1.HeartbeatRequest\x1a\x1f.fairfleet.v1.HeartbeatResponse\x12@\n\x05Leave\x12\x1a.fairfleet.v1.LeaveRequest\x1a\x1b.fairfleet.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fairfleet.proto.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SOLVER']._serialized_start=2646
-  _globals['_SOLVER']._serialized_end=2711
-  _globals['_OUTCOME']._serialized_start=2713
-  _globals['_OUTCOME']._serialized_end=2810
+  _globals['_SOLVER']._serialized_start=2803
+  _globals['_SOLVER']._serialized_end=2868
+  _globals['_OUTCOME']._serialized_start=2870
+  _globals['_OUTCOME']._serialized_end=2967
   _globals['_JOINREQUEST']._serialized_start=81
   _globals['_JOINREQUEST']._serialized_end=293
   _globals['_JOINRESPONSE']._serialized_start=296
@@ -45,43 +45,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NEXTTASKRESPONSE']._serialized_start=495
   _globals['_NEXTTASKRESPONSE']._serialized_end=691
   _globals['_MODELREF']._serialized_start=693
-  _globals['_MODELREF']._serialized_end=756
-  _globals['_TRAINTASK']._serialized_start=759
-  _globals['_TRAINTASK']._serialized_end=937
-  _globals['_EVALUATETASK']._serialized_start=939
-  _globals['_EVALUATETASK']._serialized_end=1026
-  _globals['_WAIT']._serialized_start=1028
-  _globals['_WAIT']._serialized_end=1063
-  _globals['_FINISHED']._serialized_start=1065
-  _globals['_FINISHED']._serialized_end=1091
-  _globals['_PLAN']._serialized_start=1094
-  _globals['_PLAN']._serialized_end=1330
-  _globals['_FETCHMODELREQUEST']._serialized_start=1332
-  _globals['_FETCHMODELREQUEST']._serialized_end=1407
-  _globals['_TRAINREPORT']._serialized_start=1410
-  _globals['_TRAINREPORT']._serialized_end=1618
-  _globals['_OPENUPLOADREQUEST']._serialized_start=1621
-  _globals['_OPENUPLOADREQUEST']._serialized_end=1788
-  _globals['_OPENUPLOADRESPONSE']._serialized_start=1790
-  _globals['_OPENUPLOADRESPONSE']._serialized_end=1888
-  _globals['_SENDUPLOADRESPONSE']._serialized_start=1890
-  _globals['_SENDUPLOADRESPONSE']._serialized_end=1950
-  _globals['_RECEIPT']._serialized_start=1952
-  _globals['_RECEIPT']._serialized_end=2065
-  _globals['_REPORTEVALUATIONREQUEST']._serialized_start=2067
-  _globals['_REPORTEVALUATIONREQUEST']._serialized_end=2189
-  _globals['_EVALUATION']._serialized_start=2192
-  _globals['_EVALUATION']._serialized_end=2371
-  _globals['_REPORTEVALUATIONRESPONSE']._serialized_start=2373
-  _globals['_REPORTEVALUATIONRESPONSE']._serialized_end=2399
-  _globals['_HEARTBEATREQUEST']._serialized_start=2401
-  _globals['_HEARTBEATREQUEST']._serialized_end=2524
-  _globals['_HEARTBEATRESPONSE']._serialized_start=2526
-  _globals['_HEARTBEATRESPONSE']._serialized_end=2578
-  _globals['_LEAVEREQUEST']._serialized_start=2580
-  _globals['_LEAVEREQUEST']._serialized_end=2627
-  _globals['_LEAVERESPONSE']._serialized_start=2629
-  _globals['_LEAVERESPONSE']._serialized_end=2644
-  _globals['_FLEET']._serialized_start=2813
-  _globals['_FLEET']._serialized_end=3423
+  _globals['_MODELREF']._serialized_end=795
+  _globals['_CHANGE']._serialized_start=797
+  _globals['_CHANGE']._serialized_end=873
+  _globals['_TRAINTASK']._serialized_start=876
+  _globals['_TRAINTASK']._serialized_end=1078
+  _globals['_EVALUATETASK']._serialized_start=1080
+  _globals['_EVALUATETASK']._serialized_end=1167
+  _globals['_WAIT']._serialized_start=1169
+  _globals['_WAIT']._serialized_end=1204
+  _globals['_FINISHED']._serialized_start=1206
+  _globals['_FINISHED']._serialized_end=1232
+  _globals['_PLAN']._serialized_start=1235
+  _globals['_PLAN']._serialized_end=1471
+  _globals['_FETCHMODELREQUEST']._serialized_start=1473
+  _globals['_FETCHMODELREQUEST']._serialized_end=1564
+  _globals['_TRAINREPORT']._serialized_start=1567
+  _globals['_TRAINREPORT']._serialized_end=1775
+  _globals['_OPENUPLOADREQUEST']._serialized_start=1778
+  _globals['_OPENUPLOADREQUEST']._serialized_end=1945
+  _globals['_OPENUPLOADRESPONSE']._serialized_start=1947
+  _globals['_OPENUPLOADRESPONSE']._serialized_end=2045
+  _globals['_SENDUPLOADRESPONSE']._serialized_start=2047
+  _globals['_SENDUPLOADRESPONSE']._serialized_end=2107
+  _globals['_RECEIPT']._serialized_start=2109
+  _globals['_RECEIPT']._serialized_end=2222
+  _globals['_REPORTEVALUATIONREQUEST']._serialized_start=2224
+  _globals['_REPORTEVALUATIONREQUEST']._serialized_end=2346
+  _globals['_EVALUATION']._serialized_start=2349
+  _globals['_EVALUATION']._serialized_end=2528
+  _globals['_REPORTEVALUATIONRESPONSE']._serialized_start=2530
+  _globals['_REPORTEVALUATIONRESPONSE']._serialized_end=2556
+  _globals['_HEARTBEATREQUEST']._serialized_start=2558
+  _globals['_HEARTBEATREQUEST']._serialized_end=2681
+  _globals['_HEARTBEATRESPONSE']._serialized_start=2683
+  _globals['_HEARTBEATRESPONSE']._serialized_end=2735
+  _globals['_LEAVEREQUEST']._serialized_start=2737
+  _globals['_LEAVEREQUEST']._serialized_end=2784
+  _globals['_LEAVERESPONSE']._serialized_start=2786
+  _globals['_LEAVERESPONSE']._serialized_end=2801
+  _globals['_FLEET']._serialized_start=2970
+  _globals['_FLEET']._serialized_end=3580
 # @@protoc_insertion_point(module_scope)

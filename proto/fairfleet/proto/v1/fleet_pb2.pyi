@@ -90,7 +90,7 @@ class JoinRequest(google.protobuf.message.Message):
     """name and version, for people to read"""
     @property
     def codecs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """known to this client, best first"""
+        """known to this client, best first: codecs, and topk and zstd for all made with them"""
 
     @property
     def signature(self) -> fairfleet.proto.v1.model_pb2.Signature:
@@ -206,22 +206,58 @@ class ModelRef(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
     version: builtins.int
     """committed rounds: the model of round t is version t"""
     digest: builtins.bytes
     """32 bytes, see FORMAT.md"""
     size_bytes: builtins.int
     """of the encoded stream that FetchModel sends"""
+    @property
+    def changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Change]:
+        """that lead to this version, each from the one before it; empty: fetch it whole"""
+
     def __init__(
         self,
         *,
         version: builtins.int = ...,
         digest: builtins.bytes = ...,
         size_bytes: builtins.int = ...,
+        changes: collections.abc.Iterable[Global___Change] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "size_bytes", b"size_bytes", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "digest", b"digest", "size_bytes", b"size_bytes", "version", b"version"]) -> None: ...
 
 Global___ModelRef: typing_extensions.TypeAlias = ModelRef
+
+@typing.final
+class Change(google.protobuf.message.Message):
+    """How a version differs from the one before it, see FORMAT.md."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    CODEC_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """that it leads to"""
+    digest: builtins.bytes
+    """of the change's stream"""
+    size_bytes: builtins.int
+    """of the change's stream"""
+    codec: builtins.str
+    """of its parameters"""
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        digest: builtins.bytes = ...,
+        size_bytes: builtins.int = ...,
+        codec: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["codec", b"codec", "digest", b"digest", "size_bytes", b"size_bytes", "version", b"version"]) -> None: ...
+
+Global___Change: typing_extensions.TypeAlias = Change
 
 @typing.final
 class TrainTask(google.protobuf.message.Message):
@@ -234,6 +270,7 @@ class TrainTask(google.protobuf.message.Message):
     CODEC_FIELD_NUMBER: builtins.int
     SECONDS_LEFT_FIELD_NUMBER: builtins.int
     REPORT_GRADIENT_NORM_FIELD_NUMBER: builtins.int
+    ERROR_FEEDBACK_FIELD_NUMBER: builtins.int
     id: builtins.str
     round: builtins.int
     codec: builtins.str
@@ -242,6 +279,8 @@ class TrainTask(google.protobuf.message.Message):
     """until the round's deadline; 0: none"""
     report_gradient_norm: builtins.bool
     """costs the client one more pass over its data"""
+    error_feedback: builtins.bool
+    """add what earlier updates lost to their codec, see FORMAT.md"""
     @property
     def model(self) -> Global___ModelRef: ...
     @property
@@ -256,9 +295,10 @@ class TrainTask(google.protobuf.message.Message):
         codec: builtins.str = ...,
         seconds_left: builtins.float = ...,
         report_gradient_norm: builtins.bool = ...,
+        error_feedback: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model", "plan", b"plan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["codec", b"codec", "id", b"id", "model", b"model", "plan", b"plan", "report_gradient_norm", b"report_gradient_norm", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["codec", b"codec", "error_feedback", b"error_feedback", "id", b"id", "model", b"model", "plan", b"plan", "report_gradient_norm", b"report_gradient_norm", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
 
 Global___TrainTask: typing_extensions.TypeAlias = TrainTask
 
@@ -374,17 +414,21 @@ class FetchModelRequest(google.protobuf.message.Message):
     SESSION_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
+    CHANGE_FIELD_NUMBER: builtins.int
     session: builtins.str
     version: builtins.int
     offset_bytes: builtins.int
+    change: builtins.bool
+    """not the model, but the change that leads to it"""
     def __init__(
         self,
         *,
         session: builtins.str = ...,
         version: builtins.int = ...,
         offset_bytes: builtins.int = ...,
+        change: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["offset_bytes", b"offset_bytes", "session", b"session", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["change", b"change", "offset_bytes", b"offset_bytes", "session", b"session", "version", b"version"]) -> None: ...
 
 Global___FetchModelRequest: typing_extensions.TypeAlias = FetchModelRequest
 

@@ -1,0 +1,283 @@
+"""How many clients one server holds: thousands that are joined and wait, some of which train in each round.
+
+    python benchmarks/load.py --joined 5000 --training 100 --json
+
+A real server, and light clients in a few processes; each client has its own TCP connection (the server's open
+sockets are counted), joins, polls, and when it is asked sends a small update. Then the server is killed and started
+again on its state directory, and the time until every client is back is taken. `kib_per_idle_client` is what the
+server's memory grew by for each client that joined.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import resource
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import psutil
+
+from fairfleet.common.keepalive import CLIENT_OPTIONS
+from fairfleet.common.stream import encode, model_pieces
+from fairfleet.common.tensors import Model
+from fairfleet.common.wire import PROTOCOL_VERSION, UPLOAD_METADATA, signature_in
+from fairfleet.proto.v1 import fleet_pb2 as pb
+from fairfleet.proto.v1 import operator_pb2 as op
+from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
+from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
+
+OWN_CONNECTION = [*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+REPORT = pb.TrainReport(samples=10, loss_before=1.0, loss_after=0.5, steps=1, learning_rate=0.1)
+PROCESSES = 2
+PARAMETERS = 1000
+
+
+# ---- light clients -------------------------------------------------------------------------------
+
+
+class LightClient:
+    def __init__(self, name: str, address: str, seconds: list[float]) -> None:
+        self.name, self._seconds = name, seconds
+        self._channel = grpc.aio.insecure_channel(address, options=OWN_CONNECTION)
+        self._stub = FleetStub(self._channel)
+        self._instance = secrets.token_hex(4)
+        self._session = ""
+        self.failed = ""
+
+    async def run(self) -> None:
+        """As the real client does: whatever may be repeated is repeated, with a jittered pause."""
+        pause = 0.2
+        while not self.failed:
+            try:
+                await self._turn()
+                pause = 0.2
+            except grpc.RpcError as error:
+                code = error.code()
+                if code is grpc.StatusCode.UNAUTHENTICATED:
+                    self._session = ""
+                elif code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN):
+                    self.failed = f"{code.name}: {error.details()}"
+                await asyncio.sleep(random.uniform(0.05, pause))
+                pause = min(2 * pause, 2.0)
+
+    async def _turn(self) -> None:
+        if not self._session:
+            joined = await self._timed(self._stub.Join, self._join(), 15)
+            self._session = joined.session
+            self._signature = signature_in(joined.signature)
+        response = await self._stub.NextTask(pb.NextTaskRequest(session=self._session), timeout=45)
+        if response.HasField("train"):
+            await self._train(response.train)
+        elif response.HasField("wait") and response.wait.retry_after_seconds:
+            await asyncio.sleep(response.wait.retry_after_seconds)
+
+    async def _train(self, asked: pb.TrainTask) -> None:
+        messages: list[bytes] = []
+        update = Model.empty(self._signature)
+        update.parameters[:] = random.random()
+        encoded = encode(model_pieces(update), lambda head, data: messages.append(b"".join((head, data))))
+        request = pb.OpenUploadRequest(
+            session=self._session, round=asked.round, model_digest=asked.model.digest, codec="raw32",
+            size_bytes=encoded.size_bytes, digest=encoded.digest, report=REPORT,
+        )  # fmt: skip
+        try:
+            opened = await self._timed(self._stub.OpenUpload, request, 15)
+            if not opened.HasField("receipt"):
+                began = time.perf_counter()
+                send: Any = self._channel.stream_unary("/fairfleet.v1.Fleet/SendUpload", None, None)
+                await send(iter(messages), metadata=((UPLOAD_METADATA, opened.upload),), timeout=20)
+                self._seconds.append(time.perf_counter() - began)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # the round went on: ask again
+                raise
+
+    async def _timed(self, call: Any, request: Any, patience: float) -> Any:
+        began = time.perf_counter()
+        answer = await call(request, timeout=patience)
+        self._seconds.append(time.perf_counter() - began)
+        return answer
+
+    def _join(self) -> pb.JoinRequest:
+        return pb.JoinRequest(
+            client=self.name, instance=self._instance, protocol_version=PROTOCOL_VERSION, codecs=["raw32"],
+            train_samples=10,
+        )  # fmt: skip
+
+
+def crew(first: int, count: int, address: str, enough: Any, results: Any) -> None:
+    asyncio.run(_crew(first, count, address, enough, results))
+
+
+async def _crew(first: int, count: int, address: str, enough: Any, results: Any) -> None:
+    """Runs its clients until told otherwise; then says how long answers took and who failed."""
+    seconds: list[float] = []
+    clients = [LightClient(f"client-{first + k:05d}", address, seconds) for k in range(count)]
+    running = []
+    for k, client in enumerate(clients):
+        running.append(asyncio.create_task(client.run()))
+        if k % 50 == 49:
+            await asyncio.sleep(0.05)  # a fleet does not arrive in the same instant
+    await asyncio.to_thread(enough.wait)
+    for task in running:
+        task.cancel()
+    results.put((seconds, [f"{c.name} {c.failed}" for c in clients if c.failed]))
+
+
+# ---- the server ----------------------------------------------------------------------------------
+
+
+class Server:
+    def __init__(self, folder: Path, port: int, joined: int, training: int) -> None:
+        self._words = [
+            sys.executable, "-m", "fairfleet.common.cli", "server", "--listen", f"127.0.0.1:{port}",
+            "--state-dir", str(folder / "state"), "--model", str(folder / "model.safetensors"),
+            "--rounds", "1000000", "--minimum-clients", str(joined), "--clients", str(training),
+            "--set", "round.evaluate_every=0", "--set", f"limits.clients={2 * joined}", "--set", "http.port=0",
+        ]  # fmt: skip
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
+        self.operator = OperatorStub(self._channel)
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.watched = psutil.Process(self.process.pid)
+        for _ in range(100):
+            with contextlib.suppress(grpc.RpcError):  # of the connection to the server before
+                self.status()
+                return
+            time.sleep(0.1)
+        raise SystemExit("the server did not start")
+
+    def status(self) -> op.StatusResponse:
+        answer: op.StatusResponse = self.operator.Status(op.StatusRequest(), timeout=60, wait_for_ready=True)
+        return answer
+
+    def rss_kib(self) -> float:
+        return float(self.watched.memory_info().rss) / 1024
+
+    def sockets(self) -> int:
+        return sum(c.status == "ESTABLISHED" for c in self.watched.net_connections("tcp"))
+
+    def cpu_seconds(self) -> float:
+        return float(sum(self.watched.cpu_times()[:2]))
+
+    def wait_for(self, joined: int, seconds: float) -> float:
+        """How long until so many are connected."""
+        began = time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            with contextlib.suppress(grpc.RpcError):
+                if self.status().connected >= joined:
+                    return time.perf_counter() - began
+            time.sleep(0.05)
+        raise SystemExit(f"only {self.status().connected} of {joined} clients joined within {seconds:g} s")
+
+
+def measure(joined: int, training: int, seconds: float) -> dict[str, Any]:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    spawn = multiprocessing.get_context("spawn")
+    enough, results = spawn.Event(), spawn.Queue()
+    with tempfile.TemporaryDirectory() as name:
+        folder, port = Path(name), free_port()
+        Model.of({"weight": np.zeros(PARAMETERS, np.float32)}).save(folder / "model.safetensors")
+        server = Server(folder, port, joined, training)
+        empty = server.rss_kib()
+        share = joined // PROCESSES
+        counts = [share] * (PROCESSES - 1) + [joined - share * (PROCESSES - 1)]
+        crews = [
+            spawn.Process(target=crew, args=(sum(counts[:k]), count, f"127.0.0.1:{port}", enough, results))
+            for k, count in enumerate(counts)
+        ]
+        for process in crews:
+            process.start()
+        try:
+            to_join = server.wait_for(joined, 300)
+            grown = server.rss_kib() - empty
+            sockets = server.sockets()
+            version, cpu, began = server.status().version, server.cpu_seconds(), time.perf_counter()
+            time.sleep(seconds)
+            rounds = server.status().version - version
+            busy = (server.cpu_seconds() - cpu) / (time.perf_counter() - began)
+            server.process.kill()
+            server.process.wait(10)
+            began = time.perf_counter()
+            server.start()
+            started = time.perf_counter() - began
+            back = server.wait_for(joined, 120)
+            after = server.status().version
+            time.sleep(5)
+            went_on = server.status().version - after
+            enough.set()
+            told = [results.get(timeout=60) for _ in crews]
+        finally:
+            for process in crews:
+                process.join(10)
+                if process.is_alive():
+                    process.kill()
+            server.process.kill()
+            server.process.wait(10)
+    answers = sorted(second for part, _ in told for second in part)
+    failed = [one for _, some in told for one in some]
+    if sockets < joined:
+        raise SystemExit(f"{sockets} open sockets for {joined} clients: they shared connections")
+    return {
+        "joined": joined,
+        "training": training,
+        "failed_clients": len(failed),
+        "first_failure": failed[0] if failed else "",
+        "server_sockets": sockets,
+        "seconds_to_join_all": to_join,
+        "kib_per_idle_client": grown / joined,
+        "server_rss_mb": (empty + grown) / 1024,
+        "rounds_per_second": rounds / seconds,
+        "server_cpu_share_of_one_core": busy,
+        "answer_seconds_median": statistics.median(answers),
+        "answer_seconds_p99": answers[int(0.99 * (len(answers) - 1))],
+        "restart_seconds_to_serve": started,
+        "restart_seconds_to_all_back": back,
+        "rounds_in_5_seconds_after_restart": went_on,
+    }
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--joined", type=int, default=5000)
+    parser.add_argument("--training", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long rounds are counted")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    given = parser.parse_args()
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    result = measure(given.joined, given.training, given.seconds)
+    result = {key: round(value, 4) if isinstance(value, float) else value for key, value in result.items()}
+    if given.json:
+        print(json.dumps(result))
+    else:
+        for key, value in result.items():
+            print(f"{key:36} {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The model as a client holds it: fetched whole, or brought up to date by what changed since, and verified."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from fairfleet.client.link import Link
+from fairfleet.common import wire
+from fairfleet.common.codecs import RAW32, Codec, codec_named
+from fairfleet.common.errors import BadRequest, Corrupted, NotKept, OutOfOrder
+from fairfleet.common.stream import Decoder, digest_of
+from fairfleet.common.tensors import Model, Signature
+from fairfleet.proto.v1 import fleet_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+DAMAGED_TRANSFERS = 3  # of the same model or update: then it is not the link that is at fault
+
+
+class HeldModel:
+    """Memory for the received model, in the server's tensor order, and for the trained one; both stay."""
+
+    def __init__(self, link: Link, own: Signature) -> None:
+        self._link = link
+        self._own = own  # of the task's model
+        self._models: tuple[Model, Model] | None = None
+        self._version: tuple[int, bytes] | None = None  # and digest, of the received model
+
+    @property
+    def received(self) -> Model:
+        return self._memory()[0]
+
+    @property
+    def trained(self) -> Model:
+        return self._memory()[1]
+
+    def fetch(self, wanted: pb.ModelRef) -> None:
+        """Makes `received` the wanted version, downloading only what is not here yet."""
+        if self._version == (wanted.version, wanted.digest):
+            return
+        steps = self._steps_to(wanted)
+        self._version = None
+        if not (steps and self._follow(steps, wanted)):
+            self._download(wanted.version, wanted.digest, RAW32, self.received)
+        self._version = (wanted.version, wanted.digest)
+
+    def _steps_to(self, wanted: pb.ModelRef) -> list[pb.Change]:
+        """The changes from the held version to the wanted one; none where fetching it whole is shorter."""
+        if self._version is None:
+            return []
+        steps = [change for change in wanted.changes if change.version > self._version[0]]
+        missing = list(range(self._version[0] + 1, wanted.version + 1))
+        whole = [step.version for step in steps] == missing
+        return steps if whole and sum(step.size_bytes for step in steps) < wanted.size_bytes else []
+
+    def _follow(self, steps: list[pb.Change], wanted: pb.ModelRef) -> bool:
+        """Whether the changes led to the wanted model, bit for bit."""
+        change = self.trained  # its memory is free until the next training
+        try:
+            for step in steps:
+                self._download(step.version, step.digest, codec_named(step.codec), change, change=True)
+                np.add(self.received.parameters, change.parameters, out=self.received.parameters)  # as the server
+                self.received.buffers[:] = change.buffers
+                self.received.counters[:] = change.counters
+        except (NotKept, BadRequest, Corrupted, OutOfOrder) as error:
+            log.info("the changes to version %d cannot be had, it is fetched whole: %s", wanted.version, error)
+            return False
+        if digest_of(self.received) == wanted.digest:
+            return True
+        log.warning("the changes do not lead to version %d; it is fetched whole", wanted.version)
+        return False
+
+    def _download(self, version: int, digest: bytes, codec: Codec, into: Model, change: bool = False) -> None:
+        for tries in range(1, DAMAGED_TRANSFERS + 1):
+            try:
+                self._receive(version, Decoder(into, codec), digest, change)
+                return
+            except (Corrupted, OutOfOrder) as error:
+                if tries == DAMAGED_TRANSFERS:
+                    raise
+                log.info("fetching version %d again: %s", version, error)
+
+    def _receive(self, version: int, decoder: Decoder, digest: bytes, change: bool) -> None:
+        def go_on(session: str) -> None:
+            for message in self._link.fetch(version, decoder.offset_bytes, session, change):
+                decoder.take(message)
+
+        self._link.repeat(go_on)
+        decoder.finish(digest)
+
+    def _memory(self) -> tuple[Model, Model]:
+        if self._models is None:
+            signature = wire.signature_in(self._link.joined.signature)
+            difference = signature.difference(self._own)
+            if difference:
+                raise BadRequest(f"this task's model is not the federation's: {difference}")
+            self._models = Model.empty(signature), Model.empty(signature)
+        return self._models

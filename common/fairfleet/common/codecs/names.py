@@ -1,0 +1,75 @@
+"""Codecs by name, and which of them a client and a server agree on."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from fairfleet.common.codecs.base import Codec
+from fairfleet.common.codecs.floats import Bf16Codec, FloatCodec
+from fairfleet.common.codecs.quantized import QuantizedCodec
+from fairfleet.common.codecs.signs import SignCodec
+from fairfleet.common.codecs.sparse import TopKCodec
+from fairfleet.common.codecs.zstd import ZstdCodec
+from fairfleet.common.errors import BadRequest, WrongState, short
+
+RAW32 = FloatCodec("raw32", "<f4")
+_PLAIN: dict[str, Codec] = {
+    codec.name: codec
+    for codec in (
+        RAW32,
+        FloatCodec("fp16", "<f2"),
+        Bf16Codec(),
+        QuantizedCodec(8, block=256),
+        QuantizedCodec(4, block=64),
+        SignCodec(),
+    )
+}
+_FRACTION = re.compile(r"topk:(0\.\d{1,6}|1)")
+
+ABILITIES = (*_PLAIN, "topk", "zstd")  # what a client says that it knows; any name made of these
+EXAMPLES = (*_PLAIN, "topk:0.01", "int8+zstd")
+
+
+@functools.lru_cache(maxsize=64)
+def codec_named(name: str) -> Codec:
+    plain, plus, packed = name.partition("+")
+    if plus:
+        if packed != "zstd":
+            raise _unknown(name)
+        return ZstdCodec(_plain(plain, name))
+    return _plain(plain, name)
+
+
+def _plain(plain: str, name: str) -> Codec:
+    if found := _FRACTION.fullmatch(plain):
+        if float(found[1]) > 0:
+            return TopKCodec(found[1])
+    elif plain in _PLAIN:
+        return _PLAIN[plain]
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> BadRequest:
+    return BadRequest(
+        f"unknown codec {short(name)}; known here: {', '.join(_PLAIN)}, topk:FRACTION (such as topk:0.01), "
+        "and each with +zstd behind it"
+    )
+
+
+def needs(name: str) -> frozenset[str]:
+    """The abilities that a peer must have to use the codec of this name."""
+    return frozenset(part.partition(":")[0] for part in name.split("+"))
+
+
+def agree(wanted: str, offered: list[str]) -> str:
+    """The codec to use with a peer of these abilities: the wanted one, else the first plain one that it offers."""
+    if needs(wanted) <= set(offered):
+        return wanted
+    for name in offered:
+        if name in _PLAIN:
+            return name
+    raise WrongState(
+        f"no codec in common: the client offers {short(', '.join(offered) or 'none')}, "
+        f"this server knows {', '.join(ABILITIES)}. Upgrade the older side."
+    )

@@ -1,0 +1,44 @@
+"""Writes codecs.json beside this file: for each codec some values, their bytes, and what the bytes decode to.
+
+    python proto/vectors/codecs.py
+
+All three are hexadecimal, the values as little-endian float32. What a reader must do is in `data` and `decoded`. The
+`data` of int8 and int4 is one of many right ones: it depends on the random numbers (numpy's SFC64, seed [7]). That of
++zstd depends on the version of zstd.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from fairfleet.common.codecs import EXAMPLES, codec_named
+
+INPUTS = {
+    "260 values over two blocks": [(i * 37 % 101 - 50) / 8 * 2.0 ** -(i // 64) for i in range(260)],
+    "an odd number": [1.5, -2.0, 0.0],
+    "zeros": [0.0] * 9,
+    "very large and very small": [3.0e38, -3.0e38, 1.0e-40, 7.0e4],
+}
+
+
+def vectors() -> list[dict[str, str]]:
+    found = []
+    for name in (*EXAMPLES, "topk:0.5"):
+        for what, numbers in INPUTS.items():
+            values, decoded = np.array(numbers, "<f4"), np.empty(len(numbers), "<f4")
+            data = bytes(codec_named(name).encode(values, (7,)))
+            codec_named(name).decode(data, decoded)
+            found.append(
+                {"codec": name, "of": what, "values": values.tobytes().hex(), "data": data.hex()}
+                | {"decoded": decoded.tobytes().hex()}
+            )
+    return found
+
+
+if __name__ == "__main__":
+    about = __doc__.replace("\n", " ").strip()
+    text = json.dumps({"about": about, "vectors": vectors()}, indent=1)
+    Path(__file__).with_suffix(".json").write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,234 @@
+"""Chunks that a hostile client might send: each is refused with a reason, and costs next to nothing.
+
+The page of these attacks is proto/ATTACKS.md.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xxhash import xxh3_128_digest
+
+from fairfleet.common.codecs import CHUNK_ELEMENTS, EXAMPLES, codec_named
+from fairfleet.common.errors import BadRequest
+from fairfleet.common.stream import Decoder
+from fairfleet.common.tensors import Model, Vector
+from fairfleet.proto.v1.model_pb2 import Chunk
+
+NAMES = (*EXAMPLES, "topk:0.5", "topk:1", "raw32+zstd", "sign+zstd", "topk:0.5+zstd")
+MEMORY_BYTES = 32 << 20  # that decoding one chunk may take beside the row
+
+
+def encoded(name: str, elements: int = 300) -> bytes:
+    values = np.random.default_rng(0).standard_normal(elements, dtype=np.float32)
+    return bytes(codec_named(name).encode(values))
+
+
+def refuse(name: str, data: bytes, elements: int, reason: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRequest, match=reason):
+            codec_named(name).decode(data, np.empty(elements, np.float32))
+        assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def topk(form: int, count: int, positions: bytes, values: int | None = None) -> bytes:
+    return struct.pack("<BI", form, count) + b"\x80\x3f" * (count if values is None else values) + positions
+
+
+# ---- lengths -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["raw32", "fp16", "bf16", "int8", "int4", "sign"])
+@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"\0", lambda d: b"", lambda d: d[:4]])
+def test_truncated_and_lengthened_blocks(name: str, change: Callable[[bytes], bytes]) -> None:
+    refuse(name, change(encoded(name)), 300, "300 values in .* take .* bytes; the chunk has")
+
+
+def test_a_chunk_that_declares_more_elements_than_any_chunk_may_have() -> None:
+    data = b"\0" * 5
+    message = Chunk(
+        checksum=xxh3_128_digest(data), section=1, first_element=0, elements=CHUNK_ELEMENTS + 1, data=data
+    ).SerializeToString()
+    decoder = Decoder(Model.of({"w": np.zeros(CHUNK_ELEMENTS + 5, np.float32)}), codec_named("topk:0.01"))
+    with pytest.raises(BadRequest, match="declares 1048577 elements; it may have 1 to 1048576"):
+        decoder.take(message)
+
+
+@pytest.mark.parametrize("name", ["int4", "sign"])
+def test_bits_beyond_the_last_value(name: str) -> None:
+    data = bytearray(encoded(name, 3))
+    data[-1] |= 0x80
+    refuse(name, bytes(data), 3, "unused")
+
+
+# ---- scales ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "sign"])
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0, 3e38])
+def test_a_scale_that_is_no_scale(name: str, scale: float) -> None:
+    data = struct.pack("<f", scale) + encoded(name)[4:]
+    refuse(name, data, 300, "the scale of .* block 0 is")
+
+
+# ---- positions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (topk(0, 1, bytes([100])), "lead to element 101; it has 100"),
+        (topk(0, 2, bytes([99, 0])), "lead to element 101; it has 100"),
+        (topk(0, 1, bytes([255, 3])), "lead to element 259; it has 100"),
+        (topk(0, 1, bytes([3, 255])), "lead to element"),
+        (topk(0, 0, bytes([255] * 14)), "take 14 bytes; a bitmap would take 13"),
+        (topk(0, 2, bytes([3])), "declares 2 values; it names 1 positions"),
+        (topk(0, 1, bytes([3, 4])), "declares 1 values; it names 2 positions"),
+        (topk(1, 1, bytes(12) + b"\x10"), "does not end at element 100"),
+        (topk(1, 1, b"\x01" + bytes(11)), "has 12 bytes"),
+        (topk(1, 2, b"\x01" + bytes(12)), "declares 2 values; it names 1 positions"),
+        (topk(2, 1, b"\x01"), "form 2"),
+        (topk(0, 51, b"\0" * 5), "keeps at most 50 of 100"),
+        (topk(0, 2**32 - 1, b"", values=0), "declares 4294967295 values"),
+        (topk(0, 9, b"", values=1), "declares 9 values"),
+        (b"\0\0\0", "take 5 to 118 bytes"),
+        (topk(0, 50, bytes(50)), "the chunk has"),
+    ],
+)
+def test_positions_out_of_range_or_lies_about_their_number(data: bytes, reason: str) -> None:
+    refuse("topk:0.5", data, 100, reason)
+
+
+@given(st.binary(max_size=13))
+def test_no_position_can_be_named_twice(coded: bytes) -> None:
+    """Gaps lead forward by at least one, bits are in one place each: there is no way to write a duplicate."""
+    kept = sum(byte != 255 for byte in coded)
+    out = np.zeros(3400, np.float32)
+    try:
+        codec_named("topk:0.5").decode(topk(0, kept, coded), out)
+    except BadRequest:
+        return
+    assert np.count_nonzero(out) == kept
+
+
+def test_an_infinity_among_the_kept_values_is_refused_by_the_stream() -> None:
+    data = struct.pack("<BI", 0, 1) + b"\x80\x7f" + b"\x00"
+    message = Chunk(checksum=xxh3_128_digest(data), section=1, elements=8, data=data).SerializeToString()
+    decoder = Decoder(Model.of({"w": np.zeros(8, np.float32)}), codec_named("topk:0.5"))
+    with pytest.raises(BadRequest, match="element 0 of tensor w is inf"):
+        decoder.take(message)
+
+
+# ---- decompression -----------------------------------------------------------------------------
+
+
+def test_a_decompression_bomb() -> None:
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 30))
+    assert len(bomb) < 1 << 20
+    refuse("int8+zstd", bomb, CHUNK_ELEMENTS, "declares 1073741824 bytes")
+
+
+def test_a_bomb_that_does_not_declare_its_size() -> None:
+    bomb = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100 << 20))
+    refuse("int8+zstd", bomb, CHUNK_ELEMENTS, "declares 18446744073709551615 bytes")
+
+
+def test_a_bomb_that_declares_less_than_it_holds() -> None:
+    bomb = bytearray(zstandard.ZstdCompressor().compress(bytes(50 << 20)))
+    assert zstandard.frame_header_size(bomb) >= 6
+    size = struct.pack("<I", 304)
+    at = bytes(bomb).index(struct.pack("<I", 50 << 20))
+    bomb[at : at + 4] = size
+    refuse("int8+zstd", bytes(bomb), 300, "not a zstd frame")
+
+
+def test_a_frame_that_declares_more_than_it_holds() -> None:
+    frame = zstandard.ZstdCompressor().compress(bytes(1 << 20))
+    at = frame.index(struct.pack("<I", 1 << 20))
+    lie = frame[:at] + struct.pack("<I", (1 << 20) + 4096) + frame[at + 4 :]
+    refuse("int8+zstd", lie, CHUNK_ELEMENTS, "not a zstd frame|take .* bytes")
+
+
+@pytest.mark.parametrize("data", [b"", b"\x28\xb5\x2f\xfd", b"not a frame at all", b"\x50\x2a\x4d\x18\x04\0\0\0aaaa"])
+def test_what_is_no_frame(data: bytes) -> None:
+    refuse("int8+zstd", data, 300, "zstd frame|take 308 bytes")
+
+
+def test_a_second_frame_behind_the_first() -> None:
+    refuse("int8+zstd", encoded("int8+zstd") * 2, 300, "not a zstd frame")
+
+
+def test_a_frame_around_the_wrong_number_of_bytes() -> None:
+    short = zstandard.ZstdCompressor().compress(encoded("int8")[:-1])
+    refuse("int8+zstd", short, 300, "300 values in int8 take 308 bytes; the chunk has 307")
+
+
+# ---- anything ----------------------------------------------------------------------------------
+
+
+def error_or_tensor(name: str, data: bytes, elements: int) -> bool:
+    """Whether the bytes were taken for an encoding. If so, every value was written and memory stayed in bounds."""
+    out: Vector = np.full(elements, np.float32(123.25))
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    try:
+        codec_named(name).decode(data, out)
+    except BadRequest:
+        return False
+    finally:
+        assert tracemalloc.get_traced_memory()[1] - before < MEMORY_BYTES
+    return True
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=50)
+@given(data=st.binary(max_size=400), elements=st.integers(1, 300))
+def test_any_bytes_give_an_error_or_a_tensor(name: str, data: bytes, elements: int) -> None:
+    tracemalloc.start()
+    try:
+        error_or_tensor(name, data, elements)
+    finally:
+        tracemalloc.stop()
+
+
+def mutated(draw: random.Random, data: bytes) -> bytes:
+    changed = bytearray(data)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(changed) + 1)
+        match draw.randrange(5):
+            case 0:
+                changed[at : at + 1] = bytes([draw.randrange(256)])
+            case 1:
+                del changed[at : at + draw.randint(1, 40)]
+            case 2:
+                changed[at:at] = draw.randbytes(draw.randint(1, 40))
+            case 3:
+                changed[at : at + 4] = draw.choice([b"\xff\xff\xff\xff", b"\0\0\xc0\x7f", b"\0\0\x80\xff", bytes(4)])
+            case _:
+                changed[at:at] = changed[draw.randrange(len(changed) + 1) :][:40]
+    return bytes(changed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_fuzz_bytes_near_to_real_ones_give_an_error_or_a_tensor(name: str) -> None:
+    draw = random.Random(name)
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            elements = draw.choice([1, 7, 64, 256, 300, 1000])
+            lie = draw.choice([elements, elements, elements + 1, CHUNK_ELEMENTS if draw.random() < 0.02 else 8])
+            error_or_tensor(name, mutated(draw, encoded(name, elements)), lie)
+    finally:
+        tracemalloc.stop()

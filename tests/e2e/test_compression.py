@@ -1,0 +1,127 @@
+"""Compressed updates between real processes: with error feedback nothing is lost for good, whoever is killed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fairfleet.client.residual import Residual
+from fairfleet.common.tensors import Vector
+from tests.e2e.fleet import Fleet, until
+
+SHIFTS = {"a": 1.0, "b": 2.5}
+FINISHED = {"exit_when_finished": True}
+
+
+def held_back(fleet: Fleet, client: str, rounds: int) -> Vector:
+    """Of the updates that counted, the last one included: its receipt may have been one that did not hold for good."""
+    kept = Residual(next((fleet.folder / "clients").glob(f"**/{client}")))
+    (digest,) = fleet.query(f"select digest from updates where client = '{client}' and round = {rounds - 1}")[0]
+    kept.adopt(bytes.fromhex(digest) if isinstance(digest, str) else digest)
+    found = kept.of("federation", fleet.model(rounds).signature, rounds)
+    assert found is not None
+    return np.array(found)
+
+
+def prove(fleet: Fleet, rounds: int) -> None:
+    """What arrived, and what the clients still hold back, is what they trained in the rounds that counted them."""
+    expected = np.zeros(fleet.size + 3)
+    held = np.zeros(fleet.size + 3)
+    for record in fleet.records():
+        contributions = {c["client"]: c["weight"] for c in record["contributions"]}
+        assert set(contributions) == set(SHIFTS)
+        assert set(contributions.values()) == {0.5}
+        expected -= sum(SHIFTS.values()) / 2
+    for client in SHIFTS:
+        held += held_back(fleet, client, rounds) / 2
+    model = fleet.model(rounds).parameters
+    np.testing.assert_allclose(model - held, expected, atol=1e-4 * rounds)
+    assert np.abs(held).max() > 0.05 * rounds, "the codec lost too little for this to prove anything"
+
+
+def start(fleet: Fleet, rounds: int, **settings: Any) -> None:
+    always = {"rounds": rounds, "codec": "topk:0.05", "round__quorum": 1.0, "lease_seconds": 20}
+    fleet.start_server(**always, **settings)
+
+
+@pytest.mark.parametrize("durability", ["update", "round"])
+def test_what_topk_leaves_out_comes_later_though_server_and_clients_are_killed(fleet: Fleet, durability: str) -> None:
+    rounds, slow = 12, {"steps": 3, "step_seconds": 0.03}
+    fleet.init(2000)
+    start(fleet, rounds, durability=durability)
+    for name, shift in SHIFTS.items():
+        fleet.start_client(name, shift=shift, **slow)
+    for kill in range(6):
+        fleet.wait_for_version(2 * kill)
+        time.sleep(0.04 * kill)  # at various points of a round
+        if kill % 2:
+            fleet.kill_server()
+            start(fleet, rounds, durability=durability)
+        else:
+            fleet.kill_client("b")
+            fleet.start_client("b", shift=SHIFTS["b"], **slow)
+    fleet.wait_for_version(rounds)
+    assert set(fleet.wait_clients().values()) == {0}
+    prove(fleet, rounds)
+
+
+def test_each_client_is_asked_for_its_own_codec(fleet: Fleet) -> None:
+    fleet.init(100_000)
+    own = {"compression__clients__b": "topk:0.01+zstd", "compression__clients__c": "raw32"}
+    fleet.start_server(rounds=2, codec="int8", round__minimum_clients=3, **own, **FINISHED)
+    for name in ("a", "b", "c"):
+        fleet.start_client(name)
+    fleet.wait_clients()
+    codecs = set(fleet.query("select client, codec from updates"))
+    assert codecs == {("a", "int8"), ("b", "topk:0.01+zstd"), ("c", "raw32")}
+    sizes = dict(fleet.query("select client, size_bytes from updates where round = 0"))
+    assert sizes["b"] < sizes["a"] / 10 < sizes["c"] / 35
+
+
+def test_auto_learns_from_the_first_upload(fleet: Fleet) -> None:
+    fleet.init(300_000)
+    fleet.start_server(rounds=2, codec="auto", round__minimum_clients=1, **FINISHED)
+    fleet.start_client("a")
+    fleet.wait_clients()
+    assert fleet.query("select round, codec from updates order by round") == [(0, "int8"), (1, "bf16")]
+
+
+def test_a_server_that_is_told_of_an_unknown_codec_does_not_start(fleet: Fleet) -> None:
+    model = fleet.init()
+    done = fleet.run("server", "--model", str(model), "--state-dir", str(fleet.state), "--codec", "zip")
+    assert done.returncode == 2
+    assert "unknown codec zip; known here: raw32" in done.stderr
+    until(lambda: not fleet.state.exists(), "nothing to be left behind")
+
+
+def downlink_residual(fleet: Fleet, version: int) -> Vector:
+    (file,) = fleet.query(f"select vectors_file from models where version = {version}")[0]
+    kept: Vector = load_file(fleet.state / file)["downlink"]
+    return kept
+
+
+def test_clients_follow_the_changes_of_a_lossy_downlink_over_kills_of_both_sides(fleet: Fleet) -> None:
+    rounds, size = 10, 200_000
+    settings = {"rounds": rounds, "compression__downlink": "int8", "round__quorum": 1.0, "lease_seconds": 20}
+    fleet.init(size)
+    fleet.start_server(**settings)
+    for name, shift in SHIFTS.items():
+        fleet.start_client(name, shift=shift, steps=2, step_seconds=0.05)
+    fleet.wait_for_version(3)
+    fleet.kill_client("b")  # begins with the whole model
+    fleet.start_client("b", shift=SHIFTS["b"], steps=2, step_seconds=0.05)
+    fleet.wait_for_version(6)
+    sent = fleet.status().bytes_sent
+    assert sent < 4.2 * 4 * size + 14 * 1.1 * size, "three whole models, the rest as changes"
+    fleet.kill_server()  # it forgets the changes, but not what it holds back
+    fleet.start_server(**settings)
+    fleet.wait_for_version(rounds)
+    assert set(fleet.wait_clients().values()) == {0}
+    expected = -rounds * sum(SHIFTS.values()) / 2
+    master = fleet.model(rounds).parameters + downlink_residual(fleet, rounds)
+    np.testing.assert_allclose(master, expected, rtol=1e-4)
+    assert "do not lead to version" not in fleet.log("a.log") + fleet.log("b.log")

@@ -1,0 +1,81 @@
+"""A real PostgreSQL of the test's own, on loopback, from Debian's package."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.fleet import until
+
+
+def binaries() -> Path:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found and (which := shutil.which("initdb")):
+        found = [Path(which)]
+    if not found:
+        pytest.skip("PostgreSQL is not installed; scripts/install-test-packages does it on Debian")
+    return found[-1].parent
+
+
+class PostgreSQL:
+    """One server; every test gets a database of its own."""
+
+    def __init__(self, folder: Path, port: int, user: str | None) -> None:
+        self._bin, self._folder, self._port, self._user = binaries(), folder, port, user
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[PostgreSQL]:
+        data = str(self._folder / "data")
+        self._run("initdb", "-D", data, "-U", "tester", "--auth=trust", "--no-sync")
+        options = ["-h", "127.0.0.1", "-p", str(self._port), "-k", str(self._folder)]
+        process = subprocess.Popen([self._bin / "postgres", "-D", data, *options], user=self._user, cwd="/",
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        try:
+            until(self._answers, "PostgreSQL to start", 60)
+            yield self
+        finally:
+            process.terminate()
+            process.wait(30)
+
+    def new_database(self) -> str:
+        name = f"test_{secrets.token_hex(6)}"
+        self._run("createdb", "-h", "127.0.0.1", "-p", str(self._port), "-U", "tester", name)
+        return f"postgresql+psycopg://tester@127.0.0.1:{self._port}/{name}"
+
+    def _answers(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self._port)) == 0 and self._ready()
+
+    def _ready(self) -> bool:
+        command = [self._bin / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self._port)]
+        return subprocess.run(command, check=False, cwd="/").returncode == 0
+
+    def _run(self, program: str, *words: str) -> None:
+        subprocess.run([self._bin / program, *words], user=self._user, check=True, capture_output=True, cwd="/")
+
+
+@contextlib.contextmanager
+def postgresql_server() -> Iterator[PostgreSQL]:
+    """It refuses to run as root, so there it runs as the package's own user."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    binaries()
+    user = None
+    with tempfile.TemporaryDirectory(prefix="pg") as name:
+        if os.getuid() == 0:
+            user = "postgres"
+            os.chown(name, pwd.getpwnam(user).pw_uid, -1)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        with PostgreSQL(Path(name), port, user).running() as server:
+            yield server
