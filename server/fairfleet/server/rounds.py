@@ -41,7 +41,7 @@ class Policy:
     quorum: float = 0.8  # share of a round's clients whose updates suffice at the deadline
     tolerate_missing: int | None = None  # instead of the quorum: so many of the round's clients may be missing
     evaluate_every: int = 0  # rounds; the last model is evaluated too; 0: never
-    minimum_clients: int = 1  # with fewer no round begins, and none ends
+    minimum_clients: int = 1  # so many suffice when a missed quorum was waited for until another deadline
 
     def suffice(self, wanted: int) -> int:
         """How many updates do at the deadline."""
