@@ -163,6 +163,32 @@ def test_nobody_waits_for_a_revoked_client(lost_first: bool) -> None:
     assert not done.takes_update_of("c")
 
 
+def test_revoking_one_of_more_than_are_needed_lowers_no_bar() -> None:
+    begun = after(Round(0), ClientsChosen(people("a", "b", "c"), wanted=2), UpdateStored("a"))
+    left = after(begun, ClientRevoked("c"))
+    assert (left.phase, left.wanted) == (Phase.TRAINING, 2)
+
+
+def test_an_answer_after_two_deadlines_without_any_is_not_left_lying() -> None:
+    policy = Policy(rounds=3, quorum=1.0)
+    short = after(Round(0), ClientsChosen(people("a", "b")), DeadlinePassed(0), policy=policy)
+    assert step(short, DeadlinePassed(1), policy) == (short, (Wait(),))  # the clock runs on
+    answered = after(short, UpdateStored("a"), policy=policy)
+    assert after(answered, DeadlinePassed(1), policy=policy).phase is Phase.AGGREGATING
+
+
+def test_a_restart_keeps_the_clock_running_for_those_who_may_come_back() -> None:
+    alone = after(Round(0), ClientsChosen(people("a", "b")), ClientLost("a"), ClientLost("b"))
+    assert resume(alone, POLICY, frozenset()) == (alone, (Wait(),))
+
+
+def test_a_stop_does_not_wait_for_ever_for_clients_that_hang() -> None:
+    hanging = after(Round(1), ClientsChosen(people("a", "b")), StopRequested("enough"), DeadlinePassed(0))
+    done, actions = step(hanging, DeadlinePassed(1), POLICY)
+    assert (done.phase, done.asked) == (Phase.FINISHED, frozenset())
+    assert actions == (Release(people("a", "b")), Finish("enough"))
+
+
 def test_stop_finishes_the_round_under_way_first() -> None:
     assert after(Round(1), StopRequested("enough")).phase is Phase.FINISHED
     training = after(Round(1), ClientsChosen(people("a")), StopRequested("enough"))
@@ -225,6 +251,7 @@ class Federation(RuleBasedStateMachine):
         self.memory: set[tuple[int, str]] = set()  # with durability per round: those that a crash loses
         self.commits: list[tuple[int, frozenset[str]]] = []
         self.aggregating: frozenset[str] | None = None
+        self.timer: tuple[int, int] | None = None  # round and attempt of the deadline that is to come
 
     def apply(self, event: Event) -> None:
         event = event_from_json(event_to_json(event))
@@ -240,6 +267,8 @@ class Federation(RuleBasedStateMachine):
         for action in actions:
             if isinstance(action, Aggregate):
                 self.aggregating = action.clients
+            if isinstance(action, Train | Evaluate | Wait):
+                self.timer = (self.round.number, self.round.attempt)
 
     # ---- what clients, time and the machine do ---------------------------------------------------
 
@@ -280,9 +309,21 @@ class Federation(RuleBasedStateMachine):
     def evaluates(self, client: str) -> None:
         self.apply(Evaluated(client))
 
-    @rule(late=st.booleans())
-    def deadline(self, late: bool) -> None:
-        self.apply(DeadlinePassed(self.round.attempt - 1 if late else self.round.attempt))
+    @precondition(lambda self: self.timer is not None)
+    @rule()
+    def deadline(self) -> None:
+        assert self.timer is not None
+        (number, attempt), self.timer = self.timer, None
+        if number == self.round.number:
+            self.apply(DeadlinePassed(attempt))
+
+    @rule()
+    def a_deadline_of_an_attempt_that_is_over(self) -> None:
+        self.apply(DeadlinePassed(self.round.attempt - 1))
+
+    @rule()
+    def is_to_stop(self) -> None:
+        self.apply(StopRequested("enough"))
 
     @precondition(lambda self: self.aggregating is not None)
     @rule()
@@ -306,7 +347,7 @@ class Federation(RuleBasedStateMachine):
     def crashes(self) -> None:
         self.memory.clear()
         self.connected.clear()
-        self.aggregating = None
+        self.aggregating = self.timer = None
         stored = frozenset(client for number, client in self.stored if number == round_from_json(self.disk).number)
         self.round, actions = resume(round_from_json(self.disk), self.policy, stored)
         self.act(actions)
@@ -340,6 +381,12 @@ class Federation(RuleBasedStateMachine):
     @invariant()
     def aggregation_runs_exactly_while_the_round_is_aggregating(self) -> None:
         assert (self.aggregating is not None) == (self.round.phase is Phase.AGGREGATING)
+
+    @invariant()
+    def whoever_is_waited_for_is_waited_for_until_a_deadline(self) -> None:
+        waits = self.round.received or self.round.asked or self.round.phase is Phase.EVALUATING
+        if waits and self.round.phase in (Phase.WAITING, Phase.TRAINING, Phase.EVALUATING):
+            assert self.timer == (self.round.number, self.round.attempt)
 
     def teardown(self) -> None:
         """While enough clients are alive and nothing goes wrong, the federation finishes: it is never stuck."""

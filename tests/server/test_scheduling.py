@@ -55,6 +55,13 @@ def test_nobody_is_asked_while_the_fleet_is_too_small_paused_or_complete(store: 
     assert picky.choose(Round(0, received=frozenset({"c0", "c1"})), sessions(5)) is None
 
 
+def test_others_are_asked_in_the_place_of_those_who_stay_silent(store: Store) -> None:
+    silent = Round(0, attempt=1, wanted=2, asked=frozenset({"c0", "c1"}))
+    chosen = scheduler(store, clients=2).choose(silent, sessions(4))
+    assert chosen is not None
+    assert (chosen.clients, chosen.wanted) == ({"c2", "c3"}, 2)
+
+
 def test_sampling_some_and_tolerating_missing_ones_are_two_settings() -> None:
     assert Policy(rounds=1, quorum=0.5).suffice(10) == 5
     assert Policy(rounds=1, quorum=0.5, tolerate_missing=2).suffice(10) == 8
@@ -97,3 +104,12 @@ def test_what_evaluations_found_is_known_after_a_restart(store: Store) -> None:
     assert before.reason_to_end(0.0) is restarted.reason_to_end(0.0) is None
     restarted.evaluated(4, "a", 0.7)
     assert "70.0 %" in str(restarted.reason_to_end(0.0))
+
+
+def test_an_evaluation_that_goes_on_after_a_restart_keeps_what_it_had_found(store: Store) -> None:
+    settings = ServerSettings.model_validate({"end": {"worst_10_percent": 0.6}})
+    found = Evaluation(samples=5, loss=1.0, accuracy=0.1)
+    store.record([], Round(3), store.evaluation_write(3, "badly-served", found, ""))
+    restarted = Scheduler(settings, store)
+    restarted.evaluated(3, "well-served", 0.9)
+    assert restarted.reason_to_end(0.0) is None

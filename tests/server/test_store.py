@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model
 from fairfleet.server.durable_history import Past
-from fairfleet.server.history import Folder
+from fairfleet.server.history import Folder, History
 from fairfleet.server.rounds import Round, UpdateStored
 from fairfleet.server.rules import PastRow
 from fairfleet.server.selection import Candidate
@@ -65,6 +67,17 @@ def test_a_state_directory_of_version_1_is_migrated_and_its_history_kept(tmp_pat
         store.close()
 
 
+def test_a_directory_whose_making_was_cut_short_is_made_again(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "federation.db") as database:
+        database.execute("DELETE FROM meta")
+    with pytest.raises(StateDirError, match="holds no federation"):
+        Store(tmp_path, migrate=False)
+    store = Store(tmp_path)
+    assert not store.has_federation
+    store.close()
+
+
 @pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1])
 def test_a_state_directory_of_another_version_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
     Store(tmp_path).close()
@@ -112,6 +125,64 @@ def test_a_late_update_waits_for_the_round_under_way_and_for_its_transaction(sto
     past.settle()
     assert past.history.rows()["ann"] == PastRow("ann", 2, 0.5, 7.0)
     assert reopened(store).history.rows()["ann"].round == 2
+
+
+def named_late(store: Store, past: Past, late: StoredUpdate) -> None:
+    past.write_late(late, row(late.round))
+    store.write(store.history_write([late]))
+    past.late_is_named(late)
+
+
+def test_a_late_update_that_came_twice_keeps_its_file(store: Store) -> None:
+    past = reopened(store)
+    for _ in range(2):
+        named_late(store, past, update("ann", 2))
+    past.settle()
+    assert reopened(store).history.rows()["ann"].round == 2
+
+
+def test_forgetting_an_old_row_does_not_forget_the_late_one_that_takes_its_place(store: Store) -> None:
+    past = reopened(store, keep_rounds=3)
+    past.history.put("ann", 1, row(1), loss=0.5, samples=7)
+    store.write(store.history_write([update("ann", 1)]))
+    named_late(store, past, update("ann", 4))  # while a round is under way
+    assert past.make_room(6) == ["ann"]
+    store.write(store.history_write([], past.unneeded()))
+    past.settle()
+    assert past.history.rows()["ann"].round == 4
+    assert [file.name for file in (store.folder / "history").iterdir()] == ["ann@4.npy"]
+    assert reopened(store).history.rows() == past.history.rows()
+
+
+def test_a_revoked_clients_row_goes_and_none_comes_after_it(store: Store) -> None:
+    past = reopened(store)
+    past.history.put("ann", 1, row(1), loss=0.5, samples=7)
+    past.shut_out("ann")
+    assert past.make_room(2) == ["ann"]
+    assert not past.wants("ann", 2, version=3)
+    store.revoke("bob", "stolen")
+    assert not reopened(store).wants("bob", 2, version=3)
+
+
+def test_the_history_can_be_looked_at_while_rows_come_and_go() -> None:
+    history, done = History([2]), threading.Event()
+
+    def come_and_go() -> None:
+        for k in range(3000):
+            history.put(f"c{k % 50}", k, np.zeros(2, np.float32))
+            history.discard(f"c{(k + 3) % 50}")
+        done.set()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        other = threading.Thread(target=come_and_go)
+        other.start()
+        while not done.is_set():
+            assert set(history.rows()) <= {f"c{k}" for k in range(50)}
+        other.join()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_what_is_too_old_or_too_much_is_forgotten_oldest_first(store: Store) -> None:

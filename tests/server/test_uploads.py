@@ -43,6 +43,18 @@ def test_an_upload_that_was_given_up_takes_nothing_and_is_never_finished(tmp_pat
     assert not (tmp_path / "u").exists()
 
 
+def test_an_upload_that_was_given_up_leaves_its_files_name_to_the_next(tmp_path: Path) -> None:
+    given_up, messages = upload(tmp_path / "u")
+    given_up.discard()
+    following, _ = upload(tmp_path / "u")
+    token = following.reopen()
+    with pytest.raises(WrongState, match="given up"):
+        given_up.reopen()  # it had waited for a thread meanwhile
+    given_up.discard()
+    following.finish(token, messages)
+    assert (tmp_path / "u").exists()
+
+
 def test_a_used_file_holds_only_what_was_written_for_this_upload(tmp_path: Path) -> None:
     (tmp_path / "u").write_bytes(b"what an older upload left" * 1000)
     one, messages = upload(tmp_path / "u")

@@ -52,7 +52,7 @@ class Committed:
     record: dict[str, Any]
     diagnostics_json: str  # of the record, for those who watch
     remembered: tuple[StoredUpdate, ...] = ()  # stand for their clients in the history
-    forgotten: tuple[str, ...] = ()  # clients whose rows are no longer kept
+    forgotten: tuple[PastRow, ...] = ()  # rows whose files go once this is committed
     change: Change = NO_CHANGE  # from the version before
 
 
@@ -128,6 +128,11 @@ class Committer:
         if self._aggregation is None:  # else when its round is committed
             self._past.settle()
 
+    def shut_out(self, client: str) -> None:
+        """It was revoked: its past must not steer later rounds."""
+        if self._past:
+            self._past.shut_out(client)
+
     def add(self, client: str, row: Model, asked: Iterable[str]) -> None:
         """An update is whole; `multiply` will take its row in."""
         self._expected = self._expected.union(asked, [client])
@@ -177,18 +182,19 @@ class Committer:
         # Before the commit, because the rows' memory is free after it, and the commit names their files.
         rows = {client: row.parameters for client, (_, row) in updates.items()}
         kept = aggregation.remember(rows, reports)
-        forgotten = self._past.make_room(version) if self._past else []
+        evicted = self._past.make_room(version) if self._past else []
         publication = publishing.result()
         record = {
             **record_of(version - 1, publication.digest, updates, taken.diagnostics),
             "aggregation_seconds": aggregated - began,
             "commit_seconds": time.perf_counter() - aggregated,
-            "history_evicted": len(forgotten),
+            "history_evicted": len(evicted),
         }
-        remembered = tuple(updates[client][0] for client in kept if client not in forgotten)
+        remembered = tuple(updates[client][0] for client in kept if client not in evicted)
+        forgotten = tuple(self._past.unneeded()) if self._past else ()
         stored = StoredModel(version, publication.digest, file, numbers, vectors_file)
-        told, gone = json.dumps(record["diagnostics"]), tuple(forgotten)
-        return Committed(stored, model, publication, taken.state, record, told, remembered, gone, change)
+        told = json.dumps(record["diagnostics"])
+        return Committed(stored, model, publication, taken.state, record, told, remembered, forgotten, change)
 
     def adopt(self, committed: Committed, updates: Updates) -> None:
         """The model was committed: it is the newest now."""

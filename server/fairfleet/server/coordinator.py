@@ -79,6 +79,7 @@ class Coordinator:
         self.plan = settings.plan_of(self.recipe)
         self.broadcast = Broadcast()
         self.traffic = Traffic()
+        self.rows_evicted = 0  # from the history, since the start
         self.stopping = False
         self.all_told = asyncio.Event()  # that the federation is finished: nobody is connected any more
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -88,6 +89,7 @@ class Coordinator:
         self._scheduler = Scheduler(settings, store)
         self._round = Round(0)
         self._lock = asyncio.Lock()
+        self._late_lock = asyncio.Lock()  # one late update after the other: a client may send the same one twice
         self._database = ThreadPoolExecutor(1, "database")
         self._workers = ThreadPoolExecutor(WORKERS, "worker")
         self._aggregator = ThreadPoolExecutor(1, "aggregator")  # its scratch memory is there once, not per worker
@@ -99,6 +101,7 @@ class Coordinator:
         self._background: set[asyncio.Task[None]] = set()
         self._units: set[asyncio.Task[Any]] = set()  # transactions under way, with their effects
         self._deadline: asyncio.TimerHandle | None = None
+        self._ends = 0.0  # when it passes, in the event loop's time
         self._gathering: asyncio.TimerHandle | None = None
         self._evaluation = pb.EvaluationFinished()  # of the evaluation under way, so far
         self._started = self._asked_at = self._now()
@@ -304,10 +307,13 @@ class Coordinator:
             return None
         if number == self._round.number:
             if found := self._intake.whole.get(client):
-                return Receipt(number, found[0].digest, counted=True, durable=self._intake.durable)
+                async with self._lock:  # its transaction may still be being written
+                    if self.failed.done():
+                        raise TryLater("the server could not write to its database; try again")
+                    return Receipt(number, found[0].digest, counted=True, durable=self._intake.durable)
             if self._round.phase in (Phase.WAITING, Phase.TRAINING, Phase.EVALUATING):
                 return None
-            if self._committer.wants_late(client, number, ahead=1):
+            if self._round.phase is Phase.AGGREGATING and self._committer.wants_late(client, number, ahead=1):
                 raise TryLater(f"round {number} is being committed without {client}; try again in a moment")
         if stored := await self._in_database(self._store.update_of, client, number):
             return Receipt(number, stored.digest, counted=True, durable=True)
@@ -340,18 +346,25 @@ class Coordinator:
     async def _arrive_late(self, upload: Upload) -> Receipt:
         """Never part of a model that it was not computed on; but the client's newest word, if it is."""
         client, number = upload.announced.client, upload.announced.round
-        if not self._intake.holds(upload) or client in self._revoked:
-            raise WrongState(f"the late update of {client} is no longer wanted; ask for a new task")
-        if self._committer.wants_late(client, number):
-            update = self._intake.release(upload)
+        async with self._late_lock:
+            if not self._intake.holds(upload) or client in self._revoked:
+                raise WrongState(f"the late update of {client} is no longer wanted; ask for a new task")
+            if self._committer.wants_late(client, number):
+                await self._remember_late(upload)
+            else:
+                self._intake.drop(upload)
+        return await self._receipt_or_another_try(client, number)
+
+    async def _remember_late(self, upload: Upload) -> None:
+        update = self._intake.release(upload)
+        try:
             await self._in_aggregator(self._committer.remember_late, update, upload.row)
-            await self._in_database(self._store.write, self._store.history_write([update]))
-            await self._in_aggregator(self._committer.late_is_named, update)
+        except OSError as error:  # no fact speaks of it yet
+            raise TryLater(f"the server cannot write to its disk: {error.strerror}") from error
+        finally:
             self._intake.give_back(upload)
-        else:
-            self._intake.drop(upload)
-        receipt = await self._receipt_for(client, number)
-        return receipt or Receipt(number, b"", False, True, f"round {number} went on without {client}")
+        await self._in_database(self._store.write, self._store.history_write([update]))
+        await self._in_aggregator(self._committer.late_is_named, update)
 
     async def _arrive(self, upload: Upload) -> Receipt:
         arrival = Arrival(upload, asyncio.get_running_loop().create_future())
@@ -361,9 +374,12 @@ class Coordinator:
                 await self._take_arrivals()
         if await arrival.counted:
             return Receipt(upload.announced.round, upload.announced.digest, True, self._intake.durable)
-        client, number = upload.announced.client, upload.announced.round
-        receipt = await self._receipt_for(client, number)
-        return receipt or Receipt(number, b"", False, True, f"round {number} no longer waits for {client}")
+        return await self._receipt_or_another_try(upload.announced.client, upload.announced.round)
+
+    async def _receipt_or_another_try(self, client: str, number: int) -> Receipt:
+        if receipt := await self._receipt_for(client, number):
+            return receipt
+        raise TryLater(f"round {number} went on while the update of {client} came in; open it again")
 
     async def _take_arrivals(self) -> None:
         """All that came while the last transaction was written go into one. Under the lock."""
@@ -427,6 +443,7 @@ class Coordinator:
     async def revoke(self, client: str, reason: str) -> None:
         await self._in_database(self._store.revoke, client, reason)
         self._revoked[client] = reason
+        self._committer.shut_out(client)
         self._intake.drop_of(client)
         if session := self.sessions.get(client):
             self._part(session, "revoked")
@@ -520,7 +537,7 @@ class Coordinator:
             case rounds.Release(clients):
                 self._roster.release(clients)
                 for client in clients:
-                    self._intake.drop_of(client)
+                    self._intake.drop_of(client, round.number)
             case rounds.Aggregate(clients):
                 self.publication.retire()
                 self._emit(aggregation_started=pb.AggregationStarted(updates=len(clients)))
@@ -535,14 +552,14 @@ class Coordinator:
         if self._deadline:
             self._deadline.cancel()
         self._ends = self._now() + seconds
-        number, passed = self._round.number, rounds.DeadlinePassed(self._round.attempt)
+        number, passed, ends = self._round.number, rounds.DeadlinePassed(self._round.attempt), self._ends
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_at(self._ends, lambda: self._spawn(self._deadline_passed(number, passed)))
+        self._deadline = loop.call_at(ends, lambda: self._spawn(self._deadline_passed(number, passed, ends)))
 
-    async def _deadline_passed(self, number: int, event: rounds.DeadlinePassed) -> None:
+    async def _deadline_passed(self, number: int, event: rounds.DeadlinePassed, ends: float) -> None:
         async with self._lock:
-            if self._round.number != number:
-                return
+            if (self._round.number, self._ends) != (number, ends):
+                return  # while this waited for the lock, the round went on or got another deadline
             if late := self._round.asked | self._round.lost:
                 log.warning("round %d: the deadline passed without %s", number, short(", ".join(sorted(late)), 200))
             await self._apply(event)
@@ -574,7 +591,8 @@ class Coordinator:
 
         def publish() -> None:
             self._committer.adopt(committed, self._intake.whole)
-            self._intake.clear()
+            self._intake.clear(committed.stored.version)
+            self.rows_evicted += record["history_evicted"]
 
         news = {"round_committed": pb.RoundCommitted(record=record_out(record, committed.diagnostics_json))}
         stored = rounds.ModelStored(committed.stored.version)
@@ -591,6 +609,7 @@ class Coordinator:
 
     def _part(self, session: Session, reason: str) -> None:
         self.sessions.remove(session)
+        self._intake.drop_late(session.client, self._round.number)
         self._roster.wake(session.client)
         log.info("client %s is gone: %s", session.client, short(reason))
         self._emit(client_gone=pb.ClientGone(client=session.client, reason=reason, connected=len(self.sessions)))
@@ -615,7 +634,7 @@ class Coordinator:
     async def _wait_for_fleet(self) -> None:
         """Says how many clients are missing, now and then, and gives up when that is wanted."""
         now, longest = self._now(), self.settings.round.longest_wait_seconds
-        if not self.missing_clients():
+        if self._round.paused or not self.missing_clients():
             self._alone_since = self._said_so = now
             return
         words = self._scheduler.too_few(len(self.sessions))

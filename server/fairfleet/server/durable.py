@@ -25,6 +25,13 @@ def write_durably(path: Path, write: Callable[[Path], None], over: Path | None =
     sync_folder(path.parent)
 
 
+def make_folder(path: Path) -> None:
+    """Its name is on the disk when this returns: what is written durably inside would be lost with it."""
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        sync_folder(path.parent)
+
+
 def sync_file(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

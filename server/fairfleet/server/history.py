@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from fairfleet.server.blocks import Matrix, Row
-from fairfleet.server.durable import sync
+from fairfleet.server.durable import make_folder, sync
 from fairfleet.server.gram import Gram, GramEngine
 from fairfleet.server.rules.base import PastRow
 
@@ -97,8 +97,9 @@ class History:
         ]
 
     def rows(self) -> dict[str, PastRow]:
-        """Which rows there are, by client id and in its order."""
-        return {client: self._rows[client][0] for client in sorted(self._rows)}
+        """Which rows there are, by client id and in its order. May be asked while another thread changes them."""
+        kept = self._rows.copy()
+        return {client: kept[client][0] for client in sorted(kept)}
 
     def row(self, client: str) -> Row:
         return self._rows[client][1]
@@ -160,7 +161,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
 
     def put(self, past: PastRow, row: Row) -> Row:
         beside = self.path / f".{quote(past.client, safe='')}.part"

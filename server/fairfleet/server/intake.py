@@ -37,7 +37,7 @@ class Intake:
     def upload_for(self, announced: Announced, in_memory: bool = False) -> Upload:
         """The upload of this very update, perhaps begun; another of the same client is dropped."""
         upload = self._under_way.get(announced.client)
-        if upload is None or upload.announced.digest != announced.digest:
+        if upload is None or (upload.announced.round, upload.announced.digest) != (announced.round, announced.digest):
             self.drop_of(announced.client)
             path = None if in_memory else self._path(announced)
             upload = self._under_way[announced.client] = Upload(announced, self._rows.take(), path)
@@ -96,8 +96,16 @@ class Intake:
             self._forget(upload)
             upload.discard()
 
-    def drop_of(self, client: str) -> None:
-        if upload := self._under_way.get(client):
+    def drop_of(self, client: str, round: int | None = None) -> None:
+        """The client's upload, whatever its round is, or only one of this round."""
+        upload = self._under_way.get(client)
+        if upload and round in (None, upload.announced.round):
+            self.drop(upload)
+
+    def drop_late(self, client: str, current: int) -> None:
+        """The client is gone: what it sent for an older round is only in memory, and would lie there for ever."""
+        upload = self._under_way.get(client)
+        if upload and upload.announced.round < current:
             self.drop(upload)
 
     def restore(self, update: StoredUpdate) -> None:
@@ -106,13 +114,14 @@ class Intake:
         rebuild(row, self._store.folder / (update.file or ""), update)
         self.whole[update.client] = (update, row)
 
-    def clear(self) -> None:
-        """The round is over."""
+    def clear(self, version: int) -> None:
+        """The round that led to this version is over. Uploads that were late already are none of its business."""
         for _, row in self.whole.values():
             self._rows.give_back(row)
         self.whole.clear()
         for upload in list(self._under_way.values()):
-            self.drop(upload)
+            if upload.announced.round == version - 1:
+                self.drop(upload)
 
     def _forget(self, upload: Upload) -> None:
         self._under_way.pop(upload.announced.client, None)

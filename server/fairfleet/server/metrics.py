@@ -182,6 +182,8 @@ class Metrics(Collector):
         now = self._coordinator.round.number
         ages = [now - past.round for past in self._coordinator.past_rows()]
         yield _gauge("fairfleet_history_rows", "Clients whose latest update is kept", len(ages))
+        evicted = self._coordinator.rows_evicted
+        yield CounterMetricFamily("fairfleet_history_evicted_rows", "Rows forgotten, by age or size", value=evicted)
         if ages:
             told = {"min": min(ages), "mean": sum(ages) / len(ages), "max": max(ages)}
             yield _gauges("fairfleet_history_age_rounds", "How old kept updates are", "statistic", told)

@@ -41,7 +41,7 @@ class Policy:
     quorum: float = 0.8  # share of a round's clients whose updates suffice at the deadline
     tolerate_missing: int | None = None  # instead of the quorum: so many of the round's clients may be missing
     evaluate_every: int = 0  # rounds; the last model is evaluated too; 0: never
-    minimum_clients: int = 1  # with fewer no round begins, and none ends
+    minimum_clients: int = 1  # so many suffice when a missed quorum was waited for until another deadline
 
     def suffice(self, wanted: int) -> int:
         """How many updates do at the deadline."""
@@ -206,13 +206,13 @@ def step(round: Round, event: Event, policy: Policy) -> tuple[Round, tuple[Actio
         case ((Phase.WAITING | Phase.TRAINING), ClientLost(client)) if client in round.asked:
             return _settle(replace(round, asked=round.asked - {client}, lost=round.lost | {client}), policy)
         case ((Phase.WAITING | Phase.TRAINING), ClientRevoked(client)) if client in round.asked | round.lost:
-            left = replace(round, asked=round.asked - {client}, lost=round.lost - {client}, wanted=round.wanted - 1)
-            return _settle(left, policy)
+            left = replace(round, asked=round.asked - {client}, lost=round.lost - {client})
+            able = len(left.asked | left.lost | left.received)  # more than are wanted may have been asked
+            return _settle(replace(left, wanted=min(left.wanted, able)), policy)
         case Phase.TRAINING, DeadlinePassed(attempt) if attempt == round.attempt:
             return _aggregate(round) if round.enough(policy) else _wait_for_more(round)
-        case Phase.WAITING, DeadlinePassed(attempt) if attempt == round.attempt and round.received:
-            suffices = round.stopping or len(round.received) >= policy.minimum_clients
-            return _aggregate(round) if suffices else (round, (Wait(),))
+        case Phase.WAITING, DeadlinePassed(attempt) if attempt == round.attempt:
+            return _waited_in_vain(round, policy)
         case Phase.AGGREGATING, ModelStored(version) if version == round.number + 1:
             return _after_commit(round, policy)
         case Phase.EVALUATING, ClientsChosen(clients) if not round.asked:
@@ -266,6 +266,16 @@ def _aggregate(round: Round) -> tuple[Round, tuple[Action, ...]]:
 
 def _wait_for_more(round: Round) -> tuple[Round, tuple[Action, ...]]:
     return replace(round, phase=Phase.WAITING, attempt=round.attempt + 1), (Wait(),)
+
+
+def _waited_in_vain(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
+    """For more clients. The clock runs on also while nobody has answered: whoever answers next may be the last."""
+    if round.received and (round.stopping or len(round.received) >= policy.minimum_clients):
+        return _aggregate(round)
+    if round.stopping:
+        done, actions = _finished(replace(round, asked=NOBODY), round.stopping)
+        return done, (*_released(round), *actions)
+    return round, (Wait(),)
 
 
 def _released(round: Round) -> tuple[Action, ...]:
@@ -344,10 +354,13 @@ def resume(round: Round, policy: Policy, stored: Clients) -> tuple[Round, tuple[
             return round, (Evaluate(round.asked),)
         case Phase.TRAINING | Phase.WAITING if round.asked:
             return round, (Train(round.asked),)
+        case Phase.WAITING if round.received and round.enough(policy):
+            return _aggregate(round)
         case Phase.WAITING if round.received:
-            return _aggregate(round) if round.enough(policy) else (round, (Wait(),))
+            return round, (Wait(),)
         case Phase.EVALUATING:
             return round, (Wait(),)
         case Phase.WAITING:
-            return _next(round, policy)
+            after, actions = _next(round, policy)
+            return after, actions or ((Wait(),) if round.attempt else ())
     return round, ()

@@ -24,8 +24,10 @@ class Scheduler:
     def __init__(self, settings: ServerSettings, store: Store) -> None:
         self._wanted, self._ending, self._seed = settings.round, settings.end.ending(), settings.seed
         self._past = store.past_candidates()
-        self._worst = {version: _worst_tenth(found) for version, found in store.accuracies().items()}
-        self._evaluating: tuple[int, dict[str, float]] = (0, {})
+        accuracies = store.accuracies()
+        self._worst = {version: _worst_tenth(found) for version, found in accuracies.items()}
+        newest = max(accuracies, default=0)
+        self._evaluating = (newest, accuracies.get(newest, {}))  # it may still be under way
         self._durations: deque[float] = deque(maxlen=deadlines.REMEMBERED)
         self._began_unix = store.began_unix()
 
@@ -59,7 +61,8 @@ class Scheduler:
             return None
         busy = round.asked | round.received
         candidates = [self._candidate(session) for session in sessions if session.client not in busy]
-        places = self._wanted.clients - len(busy) if self._wanted.clients else len(candidates)
+        # Who was asked before and is still silent holds no place: others are asked instead.
+        places = self._wanted.clients - len(round.received) if self._wanted.clients else len(candidates)
         return self._drawn(round, candidates, places) if candidates and places > 0 else None
 
     def patience(self, phase: Phase) -> float:

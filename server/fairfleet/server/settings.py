@@ -36,7 +36,7 @@ class Part(BaseModel):
 
 class RoundSettings(Part):
     minimum_clients: PositiveInt = Field(default=2, description="a round begins when so many are connected")
-    clients: NonNegativeInt = Field(default=0, description="asked per round, drawn uniformly; 0 asks all")
+    clients: NonNegativeInt = Field(default=0, description="asked per round; 0 asks all")
     selection: Selection = Field(default="uniform", description="how they are drawn, if not all are asked")
     over_selection: float = Field(default=1.0, ge=1, description="ask so many times more, take the first enough")
     quorum: float = Field(default=0.8, gt=0, le=1, description="share of the wanted that suffices at the deadline")

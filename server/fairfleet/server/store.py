@@ -28,7 +28,7 @@ from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Signature
 from fairfleet.server import faults
 from fairfleet.server.database import FILE, Database
-from fairfleet.server.durable import sync_folder, write_durably
+from fairfleet.server.durable import make_folder, write_durably
 from fairfleet.server.migrations import MIGRATIONS
 from fairfleet.server.rounds import Event, Round, event_to_json, round_from_json, round_to_json
 from fairfleet.server.rules.base import PastRow
@@ -100,6 +100,7 @@ revocations = sa.Table(
 # Made once: building a statement anew costs more than carrying it out.
 _JOURNAL = journal.insert()
 _UPDATE = updates.insert()
+_FORGET = history.delete().where(history.c.client == sa.bindparam("whose"), history.c.round == sa.bindparam("number"))
 _ROUND = meta.update().where(meta.c.key == "round").values(value=sa.bindparam("now"))
 
 Write = Callable[[Connection], None]
@@ -160,7 +161,9 @@ class Store:
 
     def _take_up_schema(self) -> None:
         """Makes a new directory's tables, and brings an older one's up to date; a newer one is left alone."""
-        if not sa.inspect(self._engine).has_table("meta"):
+        if not sa.inspect(self._engine).has_table("meta") or self._get("schema_version") is None:
+            if not self._may_migrate:
+                raise StateDirError(f"{self.folder} holds no federation: its tables were never made")
             metadata.create_all(self._engine)
             with self._engine.begin() as connection:
                 _put(connection, "schema_version", str(SCHEMA_VERSION))
@@ -271,8 +274,11 @@ class Store:
         }
         return lambda connection: _run(connection, _UPDATE, row)
 
-    def history_write(self, kept: Sequence[StoredUpdate], forgotten: Sequence[str] = ()) -> Write:
-        """Names the rows that stand for their clients from now on, if they are newer than those that did."""
+    def history_write(self, kept: Sequence[StoredUpdate], forgotten: Sequence[PastRow] = ()) -> Write:
+        """Names the rows that stand for their clients from now on, if they are newer than those that did.
+
+        What is forgotten are these very rows: a newer one of the same client may have come meanwhile.
+        """
         rows: list[dict[str, Any]] = [
             {
                 "client": update.client,
@@ -291,10 +297,10 @@ class Store:
             known = sa.select(history.c.client, history.c.round).where(history.c.client.in_(clients))
             rounds_of = {row.client: row.round for row in connection.execute(known)}
             newer = [row for row in rows if rounds_of.get(row["client"], -1) < row["round"]]
-            gone = [*(row["client"] for row in newer), *forgotten]
-            if gone:
-                connection.execute(history.delete().where(history.c.client.in_(gone)))
+            if forgotten:
+                connection.execute(_FORGET, [{"whose": past.client, "number": past.round} for past in forgotten])
             if newer:
+                connection.execute(history.delete().where(history.c.client.in_([row["client"] for row in newer])))
                 connection.execute(history.insert(), newer)
 
         return write
@@ -390,7 +396,7 @@ class Store:
     def write_model(self, version: int, model: Model) -> str:
         """Puts a model on the disk; it is the federation's only once a transaction names it."""
         folder = self.folder / "models"
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         path = folder / f"{version:08d}.safetensors"
         write_durably(path, lambda beside: model.save(beside, version=str(version)), over=folder / FREE_MODEL)
         return str(path.relative_to(self.folder))
@@ -475,9 +481,7 @@ class Store:
         uploads = self.folder / "uploads"
         path = uploads / f"{_round_prefix(round_number)}{client}.{digest.hex()[:16]}"
         if not path.exists():
-            if not uploads.is_dir():
-                uploads.mkdir()
-                sync_folder(self.folder)
+            make_folder(uploads)
             if free := next(uploads.glob("free-*"), None):
                 os.replace(free, path)
         return path

@@ -58,6 +58,7 @@ class Upload:
     def reopen(self) -> bytes:
         """A new token: the stream that held the old one can no longer write."""
         with self._busy:
+            self._check_wanted()
             if self.path is not None and self._file is None:
                 descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
                 self._file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115  # closed by finish or discard
@@ -104,9 +105,12 @@ class Upload:
                 self._file.close()
             self._finished = True
 
-    def _check(self, token: bytes) -> None:
+    def _check_wanted(self) -> None:
         if self._given_up:
             raise WrongState("this upload was given up by the server; ask for a new task")
+
+    def _check(self, token: bytes) -> None:
+        self._check_wanted()
         if token != self.token:
             raise WrongState("this upload was opened again elsewhere; open it again to go on")
 
@@ -115,8 +119,10 @@ class Upload:
         self.token = b""
 
     def discard(self) -> None:
-        """Ends it for good: no stream can write any more."""
+        """Ends it for good: no stream can write any more. Once only: its file's name may be another's afterwards."""
         with self._busy:
+            if self._given_up:
+                return
             self.token, self._given_up = b"", True
             if self._file is not None and self.path is not None:
                 self._file.close()
