@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from fairfleet.common.fairness import Fairness
 from fairfleet.common.settings import read_settings
+from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.settings import ServerSettings
 from tests.e2e.device import Device
 from tests.e2e.fleet import Fleet, free_port, until
@@ -159,13 +161,16 @@ def device(fleet: Fleet, port: int) -> Iterator[Device]:
 
 def test_updates_are_counted_by_what_became_of_them(device: Device, port: int) -> None:
     chunks, encoded = device.encode()
+    diverged = pb.TrainReport(samples=10, loss_before=1.0, loss_after=math.nan, steps=1, learning_rate=0.1)
     with pytest.raises(grpc.RpcError):
         device.open(encoded, size_bytes=1 << 40)
+    with pytest.raises(grpc.RpcError, match="loss_after"):
+        device.open(encoded, report=diverged)
     device.send(device.open(encoded).upload, chunks)
     assert device.open(encoded).HasField("receipt")
     until(lambda: scrape(port)[series("fairfleet_updates_total", outcome="counted")] == 1, "the update to be counted")
     found = scrape(port)
-    assert found[series("fairfleet_updates_total", outcome="refused")] == 1
+    assert found[series("fairfleet_updates_total", outcome="refused")] == 2
     assert found[series("fairfleet_updates_total", outcome="repeated")] == 1
     assert found[series("fairfleet_updates_total", outcome="late")] == 0
 
