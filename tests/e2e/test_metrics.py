@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import grpc
@@ -66,6 +66,13 @@ def expected_fairness(fleet: Fleet) -> dict[Series, float]:
     }
 
 
+def undocumented(names: Iterable[str]) -> set[str]:
+    """Our metrics that docs/deploy.md does not name, in full or as a further one of a row."""
+    ours = {re.sub("_(bucket|sum|count)$", "", name) for name in names if name.startswith("fairfleet_")}
+    written = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "deploy.md").read_text()))
+    return {name for name in ours if not {name, name.removeprefix("fairfleet")} & written}
+
+
 def wait_until_measured(port: int, version: int) -> dict[Series, float]:
     """A scrape in which the evaluation of this version is told of."""
     until(lambda: scrape(port).get(series("fairfleet_evaluation_version")) == version, "the evaluation's measures")
@@ -122,6 +129,7 @@ def test_a_scrape_tells_how_the_federation_stands_and_what_happened_in_it(fleet:
     assert found[series("fairfleet_history_age_rounds", statistic="max")] == 1
     assert found[series("fairfleet_federation_info", federation="federation", rule="fedlf")] == 1
     assert found[series("fairfleet_client_joins_total")] == 3
+    assert undocumented(name for name, _ in found) == set()
 
 
 def test_records_that_cannot_be_measured_do_not_keep_the_server_from_starting(fleet: Fleet, port: int) -> None:
