@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import grpc
@@ -14,6 +15,7 @@ import pytest
 
 from fairfleet.common.fairness import Fairness
 from fairfleet.common.settings import read_settings
+from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.settings import ServerSettings
 from tests.e2e.device import Device
 from tests.e2e.fleet import Fleet, free_port, until
@@ -62,6 +64,13 @@ def expected_fairness(fleet: Fleet) -> dict[Series, float]:
         series("fairfleet_evaluation_version"): newest,
         series("fairfleet_evaluation_clients"): len(rows),
     }
+
+
+def undocumented(names: Iterable[str]) -> set[str]:
+    """Our metrics that docs/deploy.md does not name, in full or as a further one of a row."""
+    ours = {re.sub("_(bucket|sum|count)$", "", name) for name in names if name.startswith("fairfleet_")}
+    written = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "deploy.md").read_text()))
+    return {name for name in ours if not {name, name.removeprefix("fairfleet")} & written}
 
 
 def wait_until_measured(port: int, version: int) -> dict[Series, float]:
@@ -120,6 +129,7 @@ def test_a_scrape_tells_how_the_federation_stands_and_what_happened_in_it(fleet:
     assert found[series("fairfleet_history_age_rounds", statistic="max")] == 1
     assert found[series("fairfleet_federation_info", federation="federation", rule="fedlf")] == 1
     assert found[series("fairfleet_client_joins_total")] == 3
+    assert undocumented(name for name, _ in found) == set()
 
 
 def test_records_that_cannot_be_measured_do_not_keep_the_server_from_starting(fleet: Fleet, port: int) -> None:
@@ -159,13 +169,16 @@ def device(fleet: Fleet, port: int) -> Iterator[Device]:
 
 def test_updates_are_counted_by_what_became_of_them(device: Device, port: int) -> None:
     chunks, encoded = device.encode()
+    diverged = pb.TrainReport(samples=10, loss_before=1.0, loss_after=math.nan, steps=1, learning_rate=0.1)
     with pytest.raises(grpc.RpcError):
         device.open(encoded, size_bytes=1 << 40)
+    with pytest.raises(grpc.RpcError, match="loss_after"):
+        device.open(encoded, report=diverged)
     device.send(device.open(encoded).upload, chunks)
     assert device.open(encoded).HasField("receipt")
     until(lambda: scrape(port)[series("fairfleet_updates_total", outcome="counted")] == 1, "the update to be counted")
     found = scrape(port)
-    assert found[series("fairfleet_updates_total", outcome="refused")] == 1
+    assert found[series("fairfleet_updates_total", outcome="refused")] == 2
     assert found[series("fairfleet_updates_total", outcome="repeated")] == 1
     assert found[series("fairfleet_updates_total", outcome="late")] == 0
 

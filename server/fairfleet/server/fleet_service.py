@@ -145,15 +145,10 @@ class FleetService:
 
     async def OpenUpload(self, request: pb.OpenUploadRequest, context: Context) -> pb.OpenUploadResponse:  # noqa: N802
         coordinator = self._coordinator
-        announced = Announced(
-            coordinator.session(request.session).client,
-            request.round,
-            request.codec,
-            request.size_bytes,
-            request.digest,
-            wire.report_in(request.report),
-        )
+        client = coordinator.session(request.session).client
         with self._counting_refusals():
+            report = wire.report_in(request.report)
+            announced = Announced(client, request.round, request.codec, request.size_bytes, request.digest, report)
             opened = await coordinator.open_upload(request.session, announced, request.model_digest)
         if isinstance(opened, Receipt):
             coordinator.traffic.outcomes["repeated" if opened.counted else "late"] += 1
