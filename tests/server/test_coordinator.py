@@ -159,14 +159,12 @@ def test_a_late_update_that_is_sent_twice_at_once_is_remembered_once(tmp_path: P
         async with serving(tmp_path / "s", **HISTORY, **soon()) as server:
             await server.join("a", "b", "late")
             digest = await server.round_without("late", "a", "b")
-            server.store.hold()
-            first = asyncio.ensure_future(server.send("late", 0, digest))
-            await server.store.held()
-            again = asyncio.ensure_future(server.send("late", 0, digest))
-            await asyncio.sleep(0.1)
-            server.store.free.set()
-            assert (await first).in_history
-            assert (await again).in_history
+            aggregated = threading.Event()
+            aggregating = asyncio.ensure_future(server.coordinator._in_aggregator(aggregated.wait, 30))
+            twice = [await goes_on(server.send("late", 0, digest)) for _ in range(2)]
+            aggregated.set()
+            assert [receipt.in_history for receipt in await asyncio.gather(*twice)] == [True, True]
+            await aggregating
             await server.until(lambda: any(past.client == "late" for past in server.coordinator.past_rows()))
             assert (tmp_path / "s" / "history" / "late@0.npy").exists()
 
