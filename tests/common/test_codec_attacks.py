@@ -186,7 +186,7 @@ def test_a_frame_around_the_wrong_number_of_bytes() -> None:
 
 
 def error_or_tensor(name: str, data: bytes, elements: int) -> bool:
-    """Whether the bytes were taken for an encoding. Codecs with scales vouch for finite values, the stream for others."""
+    """Whether the bytes were taken for an encoding. Codecs with scales vouch for finite values, the stream for all."""
     out: Vector = np.full(elements, np.float32(123.25))
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
