@@ -82,6 +82,14 @@ def test_a_scale_that_is_no_scale(name: str, scale: float) -> None:
     refuse(name, data, 300, "the scale of .* block 0 is")
 
 
+@pytest.mark.parametrize("name", ["int8", "int4", "sign"])
+@pytest.mark.parametrize("power", range(100, 128))
+def test_no_scale_that_is_taken_makes_a_product_overflow(name: str, power: int) -> None:
+    scale = struct.pack("<f", 2.0**power)
+    for byte in (b"\x00", b"\x7f", b"\x80", b"\xff"):
+        error_or_tensor(name, scale + byte * (codec_named(name).largest(8) - 4), 8)
+
+
 # ---- positions ---------------------------------------------------------------------------------
 
 
@@ -178,7 +186,7 @@ def test_a_frame_around_the_wrong_number_of_bytes() -> None:
 
 
 def error_or_tensor(name: str, data: bytes, elements: int) -> bool:
-    """Whether the bytes were taken for an encoding. If so, every value was written and memory stayed in bounds."""
+    """Whether the bytes were taken for an encoding. Codecs with scales vouch for finite values, the stream for all."""
     out: Vector = np.full(elements, np.float32(123.25))
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
@@ -188,6 +196,7 @@ def error_or_tensor(name: str, data: bytes, elements: int) -> bool:
         return False
     finally:
         assert tracemalloc.get_traced_memory()[1] - before < MEMORY_BYTES
+    assert np.isfinite(out).all() or not name.startswith(("int", "sign"))
     return True
 
 

@@ -16,7 +16,7 @@ from fairfleet.common.errors import BadRequest
 from fairfleet.common.tensors import Vector
 
 LARGEST_VALUE = 2.0**126  # what is beyond is cut, so that no product with a scale can overflow
-LARGEST_SCALE = 2.0**124
+LARGEST_SCALE = 2.0**124  # where the integers are at most 8; for larger ones it is less
 SMALLEST_SCALE = 2.0**-100  # a block below that is zero: its reciprocal would overflow
 HEADROOM = 1 + 2.0**-20  # so that the block's largest value stays below one step too many, however products round
 FRACTION = 1 << 16
@@ -54,7 +54,7 @@ class QuantizedCodec:
         check_length(self.name, data, len(out), self.largest(len(out)))
         scale_bytes = self._scale_bytes(len(out))
         scales = np.frombuffer(data[:scale_bytes], "<f4")
-        check_scales(self.name, scales)
+        check_scales(self.name, scales, 2.0**127 / (self.levels + 1))
         codes = np.frombuffer(data[scale_bytes:], np.uint8)
         if self._packed:
             unpack_nibbles(codes, out)
@@ -107,11 +107,11 @@ def spread(codes: NDArray[np.int8] | Vector, scales: Vector, block: int, out: Ve
         np.multiply(codes[end:], scales[whole], out=out[end:], dtype=np.float32)
 
 
-def check_scales(name: str, scales: Vector) -> None:
-    good = (scales >= 0) & (scales <= LARGEST_SCALE)  # false for NaN
+def check_scales(name: str, scales: Vector, largest: float = LARGEST_SCALE) -> None:
+    good = (scales >= 0) & (scales <= largest)  # false for NaN
     if not good.all():
         at = int(np.argmin(good))
-        raise BadRequest(f"the scale of {name} block {at} is {scales[at]}; expected one from 0 to 2^124")
+        raise BadRequest(f"the scale of {name} block {at} is {scales[at]}; expected one from 0 to {largest:g}")
 
 
 def pack_nibbles(rounded: NDArray[np.int32]) -> Bytes:
