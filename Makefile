@@ -48,6 +48,7 @@ bench: .venv/.dev
 	$(BIN)/python benchmarks/transport.py --clients 4 --params 10000000 --rounds 8 --json
 	$(BIN)/python benchmarks/aggregation.py --clients 10 --params 10000000 --json
 	$(BIN)/python benchmarks/aggregation.py --clients 100 --params 1000000 --json
+	$(BIN)/python benchmarks/simulation.py --json
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -30,19 +30,9 @@ def test_without_a_command_all_are_listed_and_the_version_needs_none() -> None:
         return subprocess.run([*PROGRAM, *words], capture_output=True, text=True, check=True).stdout
 
     listed = run("--help")
-    for command in (
-        "client",
-        "clients",
-        "demo",
-        "export",
-        "pause",
-        "init",
-        "rounds",
-        "server",
-        "status",
-        "stop",
-        "watch",
-    ):
+    operating = ("clients", "export", "pause", "rounds", "status", "stop", "watch")
+    lab = ("compare", "demo", "partition", "reproduce", "simulate")
+    for command in ("client", "init", "server", *operating, *lab):
         assert f" {command} " in listed
     assert run("--version").startswith("fairfleet ")
 

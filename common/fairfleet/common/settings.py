@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -15,7 +15,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from fairfleet.common.errors import BadSettings
+from fairfleet.common.errors import BadSettings, UsageError
 
 PREFIX = "FAIRFLEET_"
 
@@ -44,24 +44,47 @@ class Settings(BaseSettings):
 
 
 S = TypeVar("S", bound=Settings)
+M = TypeVar("M", bound=BaseModel)
 
 
 def read_settings(kind: type[S], file: Path | None, flags: dict[str, Any]) -> S:
     """`flags` holds what was given on the command line; keys may be dotted paths (`plan.learning_rate`)."""
-    values: dict[str, Any] = {}
-    if file is not None:
-        _merge(values, _read_yaml(file))
+    values = _read_yaml(file) if file else {}
     _merge(values, EnvSettingsSource(kind)())
+    _merge(values, _nested(flags))
+    try:
+        return kind(**InitSettingsSource(kind, values)())
+    except ValidationError as error:
+        raise BadSettings(_explain(error, file, f"{PREFIX}* or flags")) from None
+
+
+def read_model(kind: type[M], file: Path | None, flags: dict[str, Any]) -> M:
+    """The same for a description of something (an experiment), which no variable of the environment changes."""
+    values = _read_yaml(file) if file else {}
+    _merge(values, _nested(flags))
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise BadSettings(_explain(error, file, "flags")) from None
+
+
+def pair(text: str) -> tuple[str, Any]:
+    """`--set path=value`, the value as YAML would read it."""
+    path, found, value = text.partition("=")
+    if not found:
+        raise UsageError(f"--set {text!r} is not of the form path=value, for example plan.learning_rate=0.05")
+    return path, yaml.safe_load(value)
+
+
+def _nested(flags: dict[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for path, value in flags.items():
         *parents, last = path.split(".")
         branch: dict[str, Any] = {last: value}
         for parent in reversed(parents):
             branch = {parent: branch}
         _merge(values, branch)
-    try:
-        return kind(**InitSettingsSource(kind, values)())
-    except ValidationError as error:
-        raise BadSettings(_explain(error, file)) from None
+    return values
 
 
 def _merge(into: dict[str, Any], values: dict[str, Any]) -> None:
@@ -86,7 +109,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return values
 
 
-def _explain(error: ValidationError, file: Path | None) -> str:
+def _explain(error: ValidationError, file: Path | None, others: str) -> str:
     lines = []
     for mistake in error.errors():
         path = ".".join(str(part) for part in mistake["loc"]) or "settings"
@@ -95,6 +118,6 @@ def _explain(error: ValidationError, file: Path | None) -> str:
         if mistake["type"] == "extra_forbidden":
             message = "there is no such setting"
         lines.append(f"  {path}: {message}{found}")
-    where = f" in {file}, {PREFIX}* or flags" if file else f" in {PREFIX}* or flags"
+    where = f" in {file}, {others}" if file else f" in {others}"
     count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
     return f"{count} in the settings{where}:\n" + "\n".join(lines)

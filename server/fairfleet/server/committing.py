@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -170,7 +170,8 @@ class Committer:
         reports = {client: self._report(update) for client, (update, _) in updates.items()}
         taken = aggregation.step(reports, self._state, out=model.parameters)
         np.subtract(self.model.parameters, taken.vector, out=model.parameters)
-        merge_state(model, updates)
+        samples = [update.report.samples for update, _ in updates.values()]
+        merge_state(model, samples, [row for _, row in updates.values()])
         change = self.downlink.publish(self.model, model, version)
         aggregated = time.perf_counter()
         publishing = workers.submit(Publication.of, version, model)
@@ -230,14 +231,14 @@ def uses_history(recipe: Recipe) -> bool:
     return recipe.rule.window(known=1_000_000, clients=1) > 0
 
 
-def merge_state(model: Model, updates: Updates) -> None:
+def merge_state(model: Model, samples: Sequence[int], rows: Sequence[Model]) -> None:
     """What is not trained: float buffers are averaged by samples, counters take the largest."""
-    samples = np.array([update.report.samples for update, _ in updates.values()], np.float64)
-    weights = samples / samples.sum() if samples.any() else np.full(len(samples), 1 / len(samples))
+    shares = np.array(samples, np.float64)
+    weights = shares / shares.sum() if shares.any() else np.full(len(shares), 1 / len(shares))
     model.buffers[:] = 0
-    for weight, (_, row) in zip(weights, updates.values(), strict=True):
+    for weight, row in zip(weights, rows, strict=True):
         model.buffers[:] += np.float32(weight) * row.buffers
-    np.maximum.reduce([row.counters for _, row in updates.values()], out=model.counters)
+    np.maximum.reduce([row.counters for row in rows], out=model.counters)
 
 
 # ---- what rule and optimizer remember, on the disk -----------------------------------------------

@@ -1,0 +1,81 @@
+"""A long run on the disk, so that one that is killed goes on where it was: arrays in one npz file, no pickle.
+
+Who is asked, which batches are drawn and what goes wrong are functions of seed and round, so nothing random needs to
+be kept: a run that was taken up again ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from fairfleet.lab.simulation import Simulation
+from fairfleet.server.aggregation import ServerState
+from fairfleet.server.committing import dump_state
+from fairfleet.server.optimizers import OptimizerState
+from fairfleet.server.rules.base import PastRow
+
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, BadZipFile)
+
+
+def save(path: Path, simulation: Simulation, told: str) -> None:
+    """Between two rounds. `told` is kept beside it, for whoever keeps the books."""
+    server, vectors = dump_state(simulation.state)
+    past = simulation.history.rows() if simulation.history else {}
+    facts = {
+        "done": simulation.done,
+        "server": json.loads(server),
+        "has_optimizer": simulation.state.optimizer is not None,
+        "first_losses": simulation.first_losses,
+        "participations": simulation.participations,
+        "averaged": simulation.average.count,
+        "last_reports": simulation.last_reports,
+        "past": [asdict(row) for row in past.values()],
+        "told": told,
+    }
+    arrays: dict[str, Any] = {f"optimizer.{name}": vector for name, vector in vectors.items()}
+    arrays |= {f"past.{client}": simulation.history.row(client) for client in past if simulation.history}
+    arrays |= {f"residual.{client}": values for client, values in simulation.residuals.items()}
+    if simulation.average.total is not None:
+        arrays["average"] = simulation.average.total
+    model = simulation.model
+    arrays |= {"parameters": model.parameters, "buffers": model.buffers, "counters": model.counters}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
+    with beside.open("wb") as file:
+        np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
+    os.replace(beside, path)  # there whole or not at all
+
+
+def restore(path: Path, simulation: Simulation) -> str | None:
+    """Takes the simulation to where it was; returns what was told, or None where there is nothing to go on with."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            facts, arrays = json.loads(str(file["facts"])), {name: file[name] for name in file.files if name != "facts"}
+        model = simulation.model
+        model.parameters[:], model.buffers[:] = arrays["parameters"], arrays["buffers"]
+        model.counters[:] = arrays["counters"]
+    except UNREADABLE:
+        return None
+    memory = facts["server"]["rule"]
+    rule = simulation.federation.recipe.rule.Memory.model_validate(memory) if memory is not None else None
+    optimizer = OptimizerState(_with_prefix(arrays, "optimizer."), facts["server"]["optimizer"])
+    simulation.state = ServerState(rule, optimizer if facts["has_optimizer"] else None)
+    simulation.first_losses, simulation.participations = facts["first_losses"], facts["participations"]
+    simulation.average.count, simulation.average.total = facts["averaged"], arrays.get("average")
+    simulation.residuals = _with_prefix(arrays, "residual.")
+    rows = _with_prefix(arrays, "past.")
+    simulation.past = [(PastRow(**past), rows[past["client"]]) for past in facts["past"]]
+    simulation.last_reports = {client: (number, loss) for client, (number, loss) in facts["last_reports"].items()}
+    simulation.done = facts["done"]
+    return str(facts["told"])
+
+
+def _with_prefix(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,58 @@
+"""MNIST and Fashion-MNIST: the published IDX files, gzipped or not, or npz."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairfleet.lab.datasets.base import BrokenDataset, Dataset, Parts, pooled
+from fairfleet.lab.datasets.cache import cached
+from fairfleet.lab.datasets.files import read_idx, read_pair
+from fairfleet.lab.datasets.places import Form, find
+
+IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+FASHION_CLASSES = (
+    "T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+
+
+def mnist(folders: Sequence[Path]) -> Dataset:
+    how = "download the four .gz files from https://yann.lecun.com/exdb/mnist/"
+    return _read("mnist", ("mnist", "MNIST/raw"), folders, how, tuple("0123456789"))
+
+
+def fashion_mnist(folders: Sequence[Path]) -> Dataset:
+    how = (
+        "on Debian and Ubuntu, apt install dataset-fashion-mnist; elsewhere download the four .gz files that "
+        "https://github.com/zalandoresearch/fashion-mnist lists"
+    )
+    names = ("fashion-mnist", "fashion_mnist", "FashionMNIST/raw")
+    return _read("fashion-mnist", names, folders, how, FASHION_CLASSES)
+
+
+def _read(
+    name: str, subfolders: Sequence[str], folders: Sequence[Path], how_to_get: str, classes: tuple[str, ...]
+) -> Dataset:
+    def npz(paths: Sequence[Path]) -> Parts:
+        return cached(name, paths, lambda: pooled([read_pair(paths[0])], [read_pair(paths[1])]))
+
+    def idx(paths: Sequence[Path]) -> Parts:
+        def parts() -> Parts:
+            train_x, train_y, test_x, test_y = (read_idx(path) for path in paths)
+            return pooled([(train_x, train_y)], [(test_x, test_y)])
+
+        return cached(name, paths, parts)
+
+    forms = [
+        form
+        for folder in subfolders
+        for form in (
+            Form((f"{folder}/train.npz", f"{folder}/test.npz"), npz),
+            Form(tuple(f"{folder}/{file}.gz" for file in IDX_FILES), idx),
+            Form(tuple(f"{folder}/{file}" for file in IDX_FILES), idx),
+        )
+    ]
+    parts = find(name, forms, folders, how_to_get)
+    if parts.x.shape[1:] != (28, 28):
+        raise BrokenDataset(f"{name} has images of {parts.x.shape[1:]}, expected 28 x 28")
+    return Dataset(name, *parts, len(classes), class_names=classes)

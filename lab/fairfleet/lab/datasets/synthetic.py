@@ -1,0 +1,44 @@
+"""LEAF's Synthetic(alpha, beta): every client has a linear truth and a distribution of inputs of its own.
+
+Client k draws u_k ~ N(0, alpha) and labels by argmax(W x + b) with W, b ~ N(u_k, 1); its inputs are normal round
+v_k ~ N(B_k, 1), B_k ~ N(0, beta), with variances j^-1.2. So alpha says how much the clients' truths differ, and beta
+how much their inputs do; both are variances. Sizes are lognormal: a few clients have most of the data.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fairfleet.common.errors import UsageError
+from fairfleet.lab.datasets.base import Dataset
+
+FEATURES, CLASSES = 60, 10
+LEAST_SAMPLES = 50
+MOST_SAMPLES = 100_000  # a lognormal draw has no bound of its own; memory has
+
+
+def synthetic(alpha: float = 1.0, beta: float = 1.0, users: int = 100, seed: int = 0) -> Dataset:
+    if alpha < 0 or beta < 0 or users < 1:
+        raise UsageError(f"synthetic needs alpha and beta from 0 and users from 1; found {alpha}, {beta}, {users}")
+    random = np.random.default_rng(seed)
+    sizes = np.minimum(random.lognormal(4, 2, users).astype(int) + LEAST_SAMPLES, MOST_SAMPLES)
+    scales = np.arange(1, FEATURES + 1) ** -0.6  # the square roots of the variances
+    held = [_client(int(size), alpha, beta, scales, random) for size in sizes]
+    return Dataset(
+        name=f"synthetic({alpha:g},{beta:g})",
+        x=np.concatenate([x for x, _ in held]),
+        y=np.concatenate([y for _, y in held]),
+        train_size=int(sizes.sum()),
+        classes=CLASSES,
+        user=np.repeat(np.arange(users), sizes),
+        user_names=tuple(f"synthetic-{n:03d}" for n in range(users)),
+    )
+
+
+def _client(
+    size: int, alpha: float, beta: float, scales: np.ndarray, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    truth = random.normal(random.normal(0, np.sqrt(alpha)), 1, (CLASSES, FEATURES + 1))
+    centre = random.normal(random.normal(0, np.sqrt(beta)), 1, FEATURES)
+    x = centre + scales * random.standard_normal((size, FEATURES))
+    return x.astype(np.float32), np.argmax(x @ truth[:, :-1].T + truth[:, -1], axis=1).astype(np.int64)

@@ -1,0 +1,174 @@
+"""An experiment in words: data and how they are shared out, a model, a plan, a rule, and what may go wrong.
+
+Everything that has a say in the result is here, and nothing else is: two equal experiments give the same model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator
+
+from fairfleet.common.errors import UsageError
+from fairfleet.common.plan import Plan
+from fairfleet.lab import models
+from fairfleet.lab.behaviour import Behaviour
+from fairfleet.lab.clients import ClientData
+from fairfleet.lab.datasets.base import Dataset
+from fairfleet.lab.datasets.preprocessing import Preprocessing, preprocessing
+from fairfleet.lab.datasets.registry import load
+from fairfleet.lab.federation import Engine, Federation
+from fairfleet.lab.partitions import Indices, Partition, Split, partition, split_all, split_as_published
+from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
+from fairfleet.server.selection import Selection
+
+
+class Experiment(BaseModel):
+    """The default is the demo's: ten clients with digits, two of whom hold their images turned."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: str = Field(default="digits-rotated", description="a dataset, with options: synthetic,alpha=0.5")
+    part: Literal["all", "train"] = Field(default="all", description="the published parts pooled, or one of them")
+    classes: tuple[NonNegativeInt, ...] = Field(default=(), description="only these, renumbered; none: all")
+    preprocessing: str = "unit"
+    partition: str = "user"
+    clients: PositiveInt | None = Field(default=None, description="None: as many as the data say")
+    split: tuple[float, ...] | Literal["published"] = Field(default="published", description="train, test, validation")
+    train_share: float = Field(default=1.0, gt=0, le=1, description="of each client's training samples; others unused")
+    data_seed: NonNegativeInt | None = Field(default=None, description="of partition and split; None: the seed")
+    model: str = "softmax+zero"
+    rule: str = Field(default="fedavg", description="name,parameter=value,…; see `fairfleet rules`")
+    optimizer: str | None = Field(default=None, description="instead of the rule's own: sgd,eta=0.5")
+    plan: Plan = Plan(steps=10, batch_size=32, learning_rate=0.1)
+    rounds: PositiveInt = 100
+    clients_per_round: NonNegativeInt = Field(default=0, description="0: all")
+    selection: Selection = Field(default="uniform", description="how they are drawn: uniform, samples, …")
+    evaluate_every: NonNegativeInt = Field(default=10, description="rounds; the last always")
+    seed: NonNegativeInt = 0
+    behaviour: Behaviour = Behaviour()
+    codec: str = Field(default="raw32", description="that updates pass through: int8, topk:0.01, int8+zstd, …")
+    error_feedback: bool = Field(default=True, description="what a lossy codec leaves out is sent with the next")
+    learning_rate_decay: float = Field(default=1.0, gt=0, le=1, description="of the clients' rate, per round")
+    loss: Literal["before", "after"] = Field(default="before", description="training: which loss the rule is told")
+    loss_total: bool = Field(default=False, description="the rule is told the sum over the samples, not their mean")
+    judged: Literal["last", "average"] = Field(default="last", description="the newest model, or the mean of all")
+
+    @field_validator("partition")
+    @classmethod
+    def _known_partition(cls, text: str) -> str:
+        return str(Partition.parse(text))
+
+    @field_validator("rule")
+    @classmethod
+    def _known_rule(cls, text: str) -> str:
+        rule_named(text)
+        return text
+
+    def key(self) -> str:
+        """The same for the same experiment, on any day."""
+        text = json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def recipe(self) -> Recipe:
+        return rule_named(self.rule, self.optimizer)
+
+
+def rule_named(text: str, after: str | None = None) -> Recipe:
+    """`adafed,gamma=5`, and the optimizer `sgd,eta=0.5` if there is to be another than the rule's own."""
+    try:
+        name, parameters = _taken_apart(text)
+        if after is None:
+            return recipe(name, **parameters)
+        other, its = _taken_apart(after)
+        return recipe(name, optimizer(other, **its), **parameters)
+    except RuleError as error:
+        raise UsageError(f"rule {text}: {error}") from None
+
+
+def _taken_apart(text: str) -> tuple[str, dict[str, str]]:
+    name, *pairs = text.replace(" ", "").split(",")
+    return name, {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def federation(experiment: Experiment, data_dir: Path | None, engine: Engine = "auto", workers: int = 0) -> Federation:
+    whole = load_once(experiment.data, data_dir)
+    dataset = _chosen(experiment, whole)
+    clients = fleet(experiment, dataset, preprocessing(experiment.preprocessing, whole))
+    shape, seed = clients[0].train_x.shape[1:], experiment.seed
+    plan = experiment.plan if experiment.plan.seed else experiment.plan.model_copy(update={"seed": seed})
+    return Federation(
+        clients=clients,
+        model=partial(models.model, experiment.model, shape, dataset.classes, seed),
+        recipe=experiment.recipe(),
+        plan=plan,
+        rounds=experiment.rounds,
+        clients_per_round=experiment.clients_per_round,
+        selection=experiment.selection,
+        seed=seed,
+        evaluate_every=experiment.evaluate_every,
+        behaviour=experiment.behaviour,
+        codec=experiment.codec,
+        error_feedback=experiment.error_feedback,
+        learning_rate_decay=experiment.learning_rate_decay,
+        loss=experiment.loss,
+        loss_total=experiment.loss_total,
+        judged=experiment.judged,
+        engine=engine,
+        workers=workers,
+    )
+
+
+def fleet(experiment: Experiment, dataset: Dataset, convert: Preprocessing) -> list[ClientData]:
+    """Every client's own samples, ready for a model."""
+    seed = experiment.seed if experiment.data_seed is None else experiment.data_seed
+    parts = partition(experiment.partition, dataset.y, dataset.user, experiment.clients, seed)
+    splits = [
+        _used(own, experiment.train_share, (seed, k)) for k, own in enumerate(_split(experiment, dataset, parts, seed))
+    ]
+    names = _names(experiment, dataset, parts)
+    x, y = dataset.x, dataset.y
+    return [
+        ClientData(name, convert(x[own.train]), y[own.train], convert(x[own.test]), y[own.test])
+        for name, own in zip(names, splits, strict=True)
+    ]
+
+
+def _chosen(experiment: Experiment, whole: Dataset) -> Dataset:
+    dataset = whole.training_part() if experiment.part == "train" else whole
+    return dataset.only_classes(experiment.classes) if experiment.classes else dataset
+
+
+@lru_cache(maxsize=2)
+def load_once(name: str, data_dir: Path | None) -> Dataset:
+    """A sweep reads its data once."""
+    return load(name, data_dir)
+
+
+def _split(experiment: Experiment, dataset: Dataset, parts: Sequence[Indices], seed: int) -> list[Split]:
+    if experiment.split != "published":
+        return split_all(parts, experiment.split, seed)
+    if dataset.train_size == len(dataset):
+        raise UsageError(f"{dataset.name} has no published test part here; give a split, such as [0.8, 0.2]")
+    return split_as_published(parts, dataset.train_size)
+
+
+def _used(own: Split, share: float, seed: tuple[int, int]) -> Split:
+    """With only a part of the training samples, drawn at random."""
+    if share == 1.0:
+        return own
+    mixed = np.random.default_rng(seed).permutation(own.train)
+    return own._replace(train=mixed[: max(1, round(share * len(mixed)))])
+
+
+def _names(experiment: Experiment, dataset: Dataset, parts: Sequence[Indices]) -> list[str]:
+    if experiment.partition.startswith("user") and dataset.user is not None and dataset.user_names:
+        return [dataset.user_names[dataset.user[indices[0]]] for indices in parts]
+    width = len(str(len(parts) - 1))
+    return [f"client-{number:0{width}d}" for number in range(len(parts))]

@@ -1,0 +1,88 @@
+"""What a comparison looks like: the data of each picture, worked out once for the report and the PNGs alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fairfleet.lab.records import Point, Run
+
+COLOURS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c564b", "#17becf", "#bcbd22",
+    "#000000", "#9467bd",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """One rule over the rounds: the mean over the seeds, and how far single seeds go."""
+
+    label: str
+    rounds: list[int]
+    middle: list[float]
+    low: list[float]
+    high: list[float]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One rule as a point: what the average client gets, and what the worst 5 % get."""
+
+    label: str
+    average: float
+    worst: float
+    average_spread: float
+    worst_spread: float
+
+
+def settings(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(run.setting for run in runs))
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(run.label for run in runs))
+
+
+def colour(label: str, known: Sequence[str]) -> str:
+    return COLOURS[list(known).index(label) % len(COLOURS)]
+
+
+def lines(runs: Sequence[Run], field: str, scale: float = 1.0) -> list[Line]:
+    """A field of the evaluated points, for every rule."""
+    found = []
+    for label in labels(runs):
+        curves = [_curve(run.points, field, scale) for run in runs if run.label == label]
+        common = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+        if not common:
+            continue
+        values = np.array([[curve[round] for round in common] for curve in curves])
+        low, middle, high = values.min(0), values.mean(0), values.max(0)
+        found.append(Line(label, common, middle.tolist(), low.tolist(), high.tolist()))
+    return found
+
+
+def _curve(points: Sequence[Point], field: str, scale: float) -> dict[int, float]:
+    return {point.round: scale * value for point in points if (value := getattr(point, field)) is not None}
+
+
+def accuracies(runs: Sequence[Run], label: str) -> list[float]:
+    """Of all clients in all seeds, in percent."""
+    return [100 * value for run in runs if run.label == label for value in run.honest]
+
+
+def dots(runs: Sequence[Run]) -> list[Dot]:
+    found = []
+    for label in labels(runs):
+        served = [run.fairness for run in runs if run.label == label and run.honest]
+        if served:
+            average, worst = (np.array([100 * getattr(one, name) for one in served]) for name in ("mean", "worst_5"))
+            found.append(Dot(label, average.mean(), worst.mean(), average.std(), worst.std()))
+    return found
+
+
+def pareto(found: Sequence[Dot]) -> list[Dot]:
+    """Those that no other beats in both, from the fairest to the most accurate."""
+    best = [d for d in found if not any(o.average >= d.average and o.worst >= d.worst and o != d for o in found)]
+    return sorted(best, key=lambda dot: dot.average)

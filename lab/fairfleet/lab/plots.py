@@ -1,0 +1,88 @@
+"""The pictures of a comparison as PNG files, for papers and pages that cannot show an interactive one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")  # no window is ever opened
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from fairfleet.lab import figures
+from fairfleet.lab.records import Run
+
+CURVES = {"mean": "average accuracy (%)", "worst_5": "accuracy of the worst 5 % (%)", "conflicts": "conflicts (%)"}
+KINDS = (*CURVES, "clients", "pareto")
+
+
+def draw(runs: Sequence[Run], folder: Path, name: str, kinds: Collection[str] = KINDS) -> list[Path]:
+    """The pictures of every setting: curves over the rounds, distributions, the Pareto plot; returns the files."""
+    written = []
+    for setting in figures.settings(runs):
+        here = [run for run in runs if run.setting == setting and run.points]
+        stem = "-".join(part for part in (name, _file_name(setting)) if part)
+        for kind in kinds:
+            written.append(folder / f"{stem}-{kind.replace('_', '-')}.png")
+            with _axes(written[-1], setting) as axes:
+                if kind in CURVES:
+                    _curve(axes, here, kind, CURVES[kind])
+                elif kind == "clients":
+                    _distributions(axes, here)
+                else:
+                    _pareto(axes, here)
+    return written
+
+
+def _curve(axes: Axes, runs: Sequence[Run], field: str, title: str) -> None:
+    known = figures.labels(runs)
+    for line in figures.lines(runs, field, 100.0):
+        colour = figures.colour(line.label, known)
+        axes.plot(line.rounds, line.middle, color=colour, label=line.label, linewidth=1.4)
+        axes.fill_between(line.rounds, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlabel("round")
+    axes.set_ylabel(title)
+    axes.legend(fontsize=8)
+
+
+def _distributions(axes: Axes, runs: Sequence[Run]) -> None:
+    known = figures.labels(runs)
+    boxes = axes.boxplot([figures.accuracies(runs, label) for label in known], tick_labels=known, patch_artist=True)
+    for box, label in zip(boxes["boxes"], known, strict=True):
+        box.set_facecolor(figures.colour(label, known))
+        box.set_alpha(0.4)
+    axes.tick_params(axis="x", rotation=30, labelsize=8)
+    axes.set_ylabel("accuracy of each client (%)")
+
+
+def _pareto(axes: Axes, runs: Sequence[Run]) -> None:
+    known, found = figures.labels(runs), figures.dots(runs)
+    front = figures.pareto(found)
+    axes.plot([dot.average for dot in front], [dot.worst for dot in front], ":", color="#bbbbbb", zorder=0)
+    for dot in found:
+        colour = figures.colour(dot.label, known)
+        axes.errorbar(
+            dot.average, dot.worst, dot.worst_spread, dot.average_spread, fmt="o", color=colour, label=dot.label
+        )
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))  # labels beside crowded dots cannot be read
+    axes.set_xlabel("average accuracy (%)")
+    axes.set_ylabel("worst 5 % (%)")
+
+
+@contextmanager
+def _axes(path: Path, title: str) -> Iterator[Axes]:
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    yield axes
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.25)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _file_name(text: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in text.lower()).strip("-")

@@ -1,0 +1,124 @@
+"""What is kept of a run: one line of JSON in a ledger, so that a sweep goes on where it was left.
+
+A run that was interrupted is kept as well, marked as incomplete; it is run anew, or taken up from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fairfleet.common.errors import UsageError
+from fairfleet.common.fairness import Fairness
+from fairfleet.lab.experiment import Experiment
+
+
+class Point(BaseModel):
+    """What is known after an evaluated round; counts are means over the rounds since the point before."""
+
+    model_config = ConfigDict(frozen=True)
+
+    round: int  # as many were done
+    mean: float
+    deviation: float
+    worst_5: float
+    best_5: float
+    loss: float | None  # mean training loss of the rounds' clients, on the models they received
+    improved: float | None  # share of the last round's clients whose loss fell
+    conflicts: float | None  # share of the rounds' clients that the direction would harm
+    layer_conflicts: float | None
+
+
+class Run(BaseModel):
+    """One line of the record."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    label: str  # of the rule, as the sweep calls it
+    setting: str = ""
+    experiment: Experiment
+    complete: bool
+    failure: str = ""
+    rounds: int  # done
+    seconds: float
+    training_seconds: float
+    accuracy: tuple[float | None, ...] = ()  # of each client in the order of names, at the end
+    losses: tuple[float | None, ...] = ()
+    tested: tuple[int, ...] = ()  # on so many samples each
+    dishonest: tuple[int, ...] = ()  # places of attackers among them
+    points: tuple[Point, ...] = ()
+    made_by: str = ""
+    unix_seconds: float = 0.0
+
+    @property
+    def honest(self) -> list[float]:
+        """The accuracies that count: of clients with test samples that do not cheat."""
+        cheats = set(self.dishonest)
+        return [value for at, value in enumerate(self.accuracy) if value is not None and at not in cheats]
+
+    @property
+    def fairness(self) -> Fairness:
+        return Fairness.of(self.honest)
+
+    @property
+    def improved(self) -> float:
+        """Mean over the training's evaluated rounds."""
+        known = [point.improved for point in self.points if point.improved is not None]
+        return float(np.mean(known)) if known else math.nan
+
+
+class Ledger:
+    """A file of runs. Lines are only ever added; of several lines with one key, the last complete one counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def checkpoint(self, experiment: Experiment) -> Path | None:
+        """Where a run that is under way may be kept."""
+        return self.path.with_suffix(".partial") / f"{experiment.key()}.npz"
+
+    def add(self, found: Run) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # the last line was cut short by a crash
+                    file.write(b"\n")
+            file.write(found.model_dump_json(exclude_defaults=True).encode() + b"\n")
+
+    def runs(self) -> dict[str, Run]:
+        """By key; incomplete ones only where there is no other."""
+        found: dict[str, Run] = {}
+        for one in self._lines():
+            if one.complete or not (one.key in found and found[one.key].complete):
+                found[one.key] = one
+        return found
+
+    def _lines(self) -> Iterable[Run]:
+        if not self.path.exists():
+            return
+        for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                yield Run.model_validate_json(line)
+            except ValidationError as error:
+                if _cut_short(line):  # the process was killed while it wrote
+                    continue
+                raise UsageError(
+                    f"{self.path}, line {number}, is not a run of this version ({error.error_count()} mistakes, first: "
+                    f"{error.errors()[0]['msg']}); move the file away to begin anew"
+                ) from None
+
+
+def _cut_short(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False

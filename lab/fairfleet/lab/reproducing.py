@@ -1,0 +1,125 @@
+"""`fairfleet reproduce`: published tables beside what comes out here, and in words what agrees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from fairfleet.common.errors import UsageError
+from fairfleet.lab import options
+from fairfleet.lab.records import Ledger, Run
+from fairfleet.lab.reproductions import LETTERS, reproduction
+from fairfleet.lab.reproductions.base import Line, Reproduction, Verdict
+from fairfleet.lab.results_page import write_page
+from fairfleet.lab.sweep import Means, Planned, finished, run_sweep
+
+
+def reproduce(
+    name: str,
+    quick: bool,
+    seeds: int,
+    rules: list[str],
+    settings: list[str],
+    results: Path,
+    data_dir: Path | None,
+    workers: int,
+    as_json: bool,
+) -> None:
+    options.end_on_signals()
+    chosen, console = reproduction(name), options.console(as_json)
+    planned = selected(chosen, quick, seeds, rules, settings)
+    ledger = Ledger(results / f"{(chosen.quick if quick else chosen.sweep).name}.jsonl")
+    try:
+        run_sweep(planned, ledger, Means(data_dir, workers), None if as_json else console)
+    finally:  # also on Ctrl-C: what is there is shown
+        show(chosen, finished(planned, ledger), quick, console, as_json)
+
+
+def write(page: Path, results: Path) -> None:
+    print(write_page(page, results))
+
+
+def show_list() -> None:
+    options.console().print(listing())
+
+
+def selected(chosen: Reproduction, quick: bool, seeds: int, rules: list[str], settings: list[str]) -> list[Planned]:
+    sweep = chosen.quick if quick else chosen.sweep
+    known = {"rules": {one.label for one in sweep.rules}, "settings": {one.label for one in sweep.settings}}
+    for what, asked in (("rules", rules), ("settings", settings)):
+        if unknown := set(asked) - known[what]:
+            raise UsageError(
+                f"{sweep.name} has no {what} {sorted(unknown)}; there are {', '.join(sorted(known[what]))}"
+            )
+    return [
+        one
+        for one in sweep.planned()
+        if one.experiment.seed in sweep.seeds[:seeds]
+        and (not rules or one.label in rules)
+        and (not settings or one.setting in settings)
+    ]
+
+
+def listing() -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for heading in ("", "name", "table", "rules", "rounds"):
+        table.add_column(heading)
+    for letter, one in LETTERS.items():
+        rounds = str(one.sweep.base["rounds"])
+        table.add_row(letter, one.name, one.title, str(len(one.sweep.rules) * len(one.sweep.settings)), rounds)
+    return table
+
+
+def show(chosen: Reproduction, runs: Sequence[Run], quick: bool, console: Console, as_json: bool) -> None:
+    lines = chosen.lines(runs)
+    verdicts = chosen.verdicts(lines, quick=quick)
+    if as_json:
+        print(json.dumps(told(chosen, lines, verdicts)))
+        return
+    console.print(Padding(f"[bold]{chosen.title}[/]\n{chosen.about}", (1, 0)))
+    console.print(side_by_side(chosen, lines))
+    for verdict in verdicts:
+        console.print(f"[green]agrees[/]   {verdict.words}" if verdict.holds else f"[red]differs[/]  {verdict.words}")
+    if quick:
+        console.print("A quick run is far shorter than the published one: its figures say little.", style="dim")
+    for failed in (run for run in runs if run.failure):
+        console.print(f"[red]failed[/]   {failed.label}, seed {failed.experiment.seed}: {failed.failure}")
+
+
+def side_by_side(chosen: Reproduction, lines: Sequence[Line]) -> Table:
+    """Two rows for each rule: what came out here, and what was published."""
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for heading in ("rule", "seeds", *(column.name for column in chosen.columns), "seconds a run"):
+        table.add_column(heading, justify="left" if heading == "rule" else "right", no_wrap=True)
+    for line in lines:
+        here = [line.measured[column.name].words(column.digits, line.seeds) for column in chosen.columns]
+        table.add_row(line.name, str(line.seeds), *here, f"{line.seconds:.0f}")
+        if line.published:
+            figures = [line.published.get(column.name) for column in chosen.columns]
+            words = ["" if f is None else f"{f:.{c.digits}f}" for f, c in zip(figures, chosen.columns, strict=True)]
+            table.add_row("  published", "", *words, "", style="dim")
+    return table
+
+
+def told(chosen: Reproduction, lines: Sequence[Line], verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    return {
+        "name": chosen.name,
+        "rows": [
+            {
+                "setting": line.setting,
+                "rule": line.label,
+                "seeds": line.seeds,
+                "measured": {name: one.mean for name, one in line.measured.items()},
+                "over_seeds": {name: one.deviation for name, one in line.measured.items()},
+                "published": dict(line.published),
+            }
+            for line in lines
+        ],
+        "verdicts": [verdict._asdict() for verdict in verdicts],
+    }

@@ -1,0 +1,135 @@
+"""What a reproduction is: a sweep, the figures that were published, and claims that are put to the test in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fairfleet.lab.records import Run
+from fairfleet.lab.sweep import Sweep
+from fairfleet.lab.tables import Spread, spread
+
+
+class Column(NamedTuple):
+    """A figure of the published table, and how it is found in a run."""
+
+    name: str
+    of: Callable[[Run], float]
+    digits: int = 2
+    tolerance: float | None = 2.0  # so near is agreement; None: the figure is shown, not judged
+
+
+Published = Mapping[str, Mapping[str, float]]  # "setting / rule" or "rule" -> column -> figure
+
+
+class Line(NamedTuple):
+    """One row of the table, measured and published."""
+
+    setting: str
+    label: str
+    seeds: int
+    measured: dict[str, Spread]
+    published: Mapping[str, float]
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting} / {self.label}" if self.setting else self.label
+
+    def value(self, column: str) -> float:
+        return self.measured[column].mean
+
+
+Lines = Mapping[str, Line]  # by name
+Claim = Callable[[Lines], "Verdict | None"]  # None: its runs are not there yet
+
+
+class Verdict(NamedTuple):
+    holds: bool
+    words: str
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    name: str
+    title: str
+    about: str  # what is run, and where it may differ from the authors' runs
+    sweep: Sweep
+    quick: Sweep
+    columns: tuple[Column, ...]
+    published: Published
+    claims: tuple[Claim, ...] = ()
+    notes: tuple[str, ...] = field(default=())  # what was found out about differences
+
+    def lines(self, runs: Sequence[Run]) -> list[Line]:
+        grouped: dict[tuple[str, str], list[Run]] = {}
+        for run in runs:
+            if run.complete and not run.failure:
+                grouped.setdefault((run.setting, run.label), []).append(run)
+        return [self._line(setting, label, found) for (setting, label), found in grouped.items()]
+
+    def _line(self, setting: str, label: str, runs: Sequence[Run]) -> Line:
+        measured = {column.name: spread([column.of(run) for run in runs]) for column in self.columns}
+        name = f"{setting} / {label}" if setting else label
+        seconds = sum(run.seconds for run in runs) / len(runs)
+        return Line(setting, label, len(runs), measured, self.published.get(name, {}), seconds)
+
+    def verdicts(self, lines: Sequence[Line], *, quick: bool = False) -> list[Verdict]:
+        """The claims; then, line by line, how near the figures are. A quick run is too short for figures."""
+        by_name = {line.name: line for line in lines}
+        found = [verdict for claim in self.claims if (verdict := claim(by_name)) is not None]
+        figures = [verdict for line in lines if (verdict := self._nearness(line)) is not None]
+        return found if quick else found + figures
+
+    def _nearness(self, line: Line) -> Verdict | None:
+        judged = [c for c in self.columns if c.tolerance is not None and c.name in line.published]
+        if not judged:
+            return None
+        off = {c.name: line.value(c.name) - line.published[c.name] for c in judged}
+        far = [c.name for c in judged if not abs(off[c.name]) <= (c.tolerance or math.inf)]
+        within = f"{line.name}: {_listed([c.name for c in judged if c.name not in far])} within {_tolerances(judged)}"
+        if not far:
+            return Verdict(True, f"{within} of the published figures")
+        words = _listed([f"{name} {off[name]:+.2f}" for name in far])
+        return Verdict(False, f"{line.name}: off by more than {_tolerances(judged)}: {words}")
+
+
+def _tolerances(columns: Sequence[Column]) -> str:
+    found = sorted({column.tolerance for column in columns if column.tolerance is not None})
+    return " or ".join(f"{value:g}" for value in found)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "nothing"
+
+
+def above(better: str, worse: str, *columns: str, setting: str = "") -> Claim:
+    """The claim that one rule is above another in these columns."""
+    first, second = (f"{setting} / {label}" if setting else label for label in (better, worse))
+
+    def claim(lines: Lines) -> Verdict | None:
+        if first not in lines or second not in lines:
+            return None
+        gains = {column: lines[first].value(column) - lines[second].value(column) for column in columns}
+        words = ", ".join(f"{column} {gain:+.2f}" for column, gain in gains.items())
+        return Verdict(min(gains.values()) > 0, f"{first} above {second}: {words}")
+
+    return claim
+
+
+def percent(name: str) -> Callable[[Run], float]:
+    """A measure of `Fairness` over the clients, in percent."""
+    return lambda run: 100 * float(getattr(run.fairness, name))
+
+
+def client(number: int) -> Callable[[Run], float]:
+    """The accuracy of one client, in percent."""
+    return lambda run: 100 * (run.accuracy[number] or 0.0)
+
+
+def pooled(run: Run) -> float:
+    """Over all test samples, whoever holds them, in percent."""
+    known = [(value, count) for value, count in zip(run.accuracy, run.tested, strict=True) if value is not None]
+    return 100 * sum(value * count for value, count in known) / sum(count for _, count in known)

@@ -1,0 +1,183 @@
+"""Runs of experiments, from the first round or a checkpoint to the end, with their books kept."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fairfleet.common.errors import TaskFailed
+from fairfleet.common.fairness import Fairness
+from fairfleet.lab import checkpoints
+from fairfleet.lab.cohort import Served
+from fairfleet.lab.experiment import Experiment, federation
+from fairfleet.lab.federation import Engine, RoundTold
+from fairfleet.lab.records import Point, Run
+from fairfleet.lab.simulation import Simulation
+
+Progress = Callable[[int, int], None]  # rounds done, rounds planned
+CHECKPOINT_SECONDS = 60.0
+DIGITS = 5  # of an accuracy: clients have fewer than a hundred thousand test samples
+
+
+class Names(NamedTuple):
+    """What a sweep calls a run."""
+
+    label: str
+    setting: str = ""
+
+
+def run(
+    experiment: Experiment,
+    *,
+    names: Names | None = None,
+    data_dir: Path | None = None,
+    engine: Engine = "auto",
+    workers: int = 0,
+    progress: Progress = lambda done, planned: None,
+    keep: Callable[[Run], None] = lambda found: None,
+    checkpoint: Path | None = None,
+) -> Run:
+    """Runs the experiment to its end. `keep` gets the run also where it fails or is interrupted.
+
+    With a checkpoint it goes on from there, if the file is there, and writes it from time to time.
+    """
+    simulation = Simulation(federation(experiment, data_dir, engine, workers))
+    running = Running(experiment, simulation, names or Names(experiment.rule), checkpoint)
+    try:
+        for told in simulation.rounds():
+            running.take(told)
+            progress(simulation.done, experiment.rounds)
+    except TaskFailed as error:
+        running.failure = str(error)
+    finally:  # also on Ctrl-C: what was done is kept
+        found = running.end()
+        keep(found)
+    return found
+
+
+class Running:
+    """The books of one run."""
+
+    def __init__(self, experiment: Experiment, simulation: Simulation, names: Names, checkpoint: Path | None) -> None:
+        self.experiment, self.simulation, self.names, self.checkpoint = experiment, simulation, names, checkpoint
+        everyone = simulation.data.names
+        self.dishonest = [at for at, name in enumerate(everyone) if name in simulation.conduct.dishonest]
+        self.recorder = Recorder(np.setdiff1d(np.arange(len(everyone)), self.dishonest))
+        self.failure = ""
+        self._before = Spent()
+        text = checkpoints.restore(checkpoint, simulation) if checkpoint else None
+        if text is not None:
+            before = Run.model_validate_json(text)
+            self._before = Spent(before.seconds, before.training_seconds)
+            self.recorder.go_on(before)
+        self._began = self._saved = time.monotonic()
+
+    def take(self, told: RoundTold) -> None:
+        self.recorder.take(told)
+        if self.checkpoint and told.served and time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+            checkpoints.save(self.checkpoint, self.simulation, self.told().model_dump_json())
+            self._saved = time.monotonic()
+
+    def end(self) -> Run:
+        found = self.told()
+        if self.checkpoint and found.complete:
+            self.checkpoint.unlink(missing_ok=True)
+        return found
+
+    def told(self) -> Run:
+        simulation, served = self.simulation, self.recorder.served
+        return Run(
+            key=self.experiment.key(),
+            label=self.names.label,
+            setting=self.names.setting,
+            experiment=self.experiment,
+            complete=self.recorder.done == self.experiment.rounds or bool(self.failure),
+            failure=self.failure,
+            rounds=self.recorder.done,
+            seconds=round(self._before.seconds + time.monotonic() - self._began, 3),
+            training_seconds=round(self._before.training + simulation.seconds.training, 3),
+            accuracy=_shortened(served.accuracy) if served else (),
+            losses=_shortened(served.loss) if served else (),
+            tested=tuple(len(y) for y in simulation.data.test.y),
+            dishonest=tuple(self.dishonest),
+            points=tuple(self.recorder.points),
+            made_by=f"fairfleet {version('fairfleet')}, torch {torch.__version__}",
+            unix_seconds=round(time.time()),
+        )
+
+
+class Spent(NamedTuple):
+    """Before the checkpoint."""
+
+    seconds: float = 0.0
+    training: float = 0.0
+
+
+class Recorder:
+    """Turns rounds, as they come, into points."""
+
+    def __init__(self, honest: np.ndarray) -> None:
+        self.points: list[Point] = []
+        self.served: Served | None = None  # the last that was measured
+        self.done = 0  # rounds
+        self._honest = honest
+        self._since: list[RoundTold] = []
+
+    def go_on(self, before: Run) -> None:
+        """As if the rounds of this run had been taken here."""
+        self.points, self.done = list(before.points), before.rounds
+        accuracy, loss = (np.array(values, np.float64) for values in (before.accuracy, before.losses))
+        self.served = Served(accuracy, loss)
+
+    def take(self, told: RoundTold) -> None:
+        self.done += 1
+        self._since.append(told)
+        if told.served is None:
+            return
+        self.served = told.served
+        known = told.served.accuracy[self._honest]
+        fairness = Fairness.of(known[np.isfinite(known)])
+        self.points.append(
+            Point(
+                round=told.round + 1,
+                mean=_short(fairness.mean),
+                deviation=_short(fairness.standard_deviation),
+                worst_5=_short(fairness.worst_5),
+                best_5=_short(fairness.best_5),
+                loss=_mean(one.loss for one in self._since),
+                improved=told.improved,
+                conflicts=_mean(map(_conflicts, self._since)),
+                layer_conflicts=_mean(map(_layer_conflicts, self._since)),
+            )
+        )
+        self._since = []
+
+
+def _short(value: float) -> float:
+    return round(float(value), DIGITS)
+
+
+def _shortened(values: np.ndarray) -> tuple[float | None, ...]:
+    return tuple(_short(value) if math.isfinite(value) else None for value in values)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return _short(float(np.mean(known))) if known else None
+
+
+def _conflicts(told: RoundTold) -> float | None:
+    return len(told.diagnostics.conflicts) / len(told.clients) if told.diagnostics else None
+
+
+def _layer_conflicts(told: RoundTold) -> float | None:
+    if not told.diagnostics or not told.diagnostics.layer_conflicts:
+        return None
+    return float(np.mean([len(names) for names in told.diagnostics.layer_conflicts])) / len(told.clients)

@@ -1,0 +1,82 @@
+"""`fairfleet simulate`: one experiment, watched round by round."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from fairfleet.common.settings import read_model
+from fairfleet.lab import options, tables
+from fairfleet.lab.experiment import Experiment
+from fairfleet.lab.records import Ledger, Run
+from fairfleet.lab.sweep import Means, Planned, run_sweep
+
+SHOWN = 10  # points of the learning curve
+
+
+def simulate(
+    config: Path | None, flags: dict[str, Any], record: Path | None, data_dir: Path | None, workers: int, as_json: bool
+) -> None:
+    options.end_on_signals()
+    experiment = read_model(Experiment, config, flags)
+    console = options.console(as_json)
+    found = one_run(experiment, record, Means(data_dir, workers), None if as_json else console)
+    if as_json:
+        print(json.dumps(told(found)))
+    else:
+        show(found, console)
+
+
+def one_run(experiment: Experiment, record: Path | None, means: Means, console: Console | None) -> Run:
+    ledger = Ledger(record) if record else Discarded()
+    return run_sweep([Planned(experiment.rule, "", experiment)], ledger, means, console)[0]
+
+
+class Discarded(Ledger):
+    """For runs that nobody wants to keep."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+
+    def checkpoint(self, experiment: Experiment) -> None:
+        return None
+
+    def add(self, found: Run) -> None:
+        pass
+
+    def runs(self) -> dict[str, Run]:
+        return {}
+
+
+def told(found: Run) -> dict[str, Any]:
+    fairness = asdict(found.fairness) if found.honest else None
+    return {**found.model_dump(mode="json"), "fairness": fairness}
+
+
+def show(found: Run, console: Console) -> None:
+    if found.failure:
+        console.print(f"[bold red]failed[/] after {found.rounds} rounds: {found.failure}")
+        return
+    console.print(Padding(curve(found), (1, 0)))
+    console.print(tables.table(tables.rows([found]), console.width))
+    rate = found.rounds / found.seconds if found.seconds else 0.0
+    console.print(f"{found.rounds} rounds in {found.seconds:.1f} s, {rate:.1f} a second", style="dim")
+
+
+def curve(found: Run) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for heading in ("round", "average", "σ", "worst 5 %", "best 5 %", "training loss", "conflicts"):
+        table.add_column(heading, justify="right")
+    step = max(1, len(found.points) // SHOWN)
+    for point in found.points[::-1][::step][::-1]:
+        values = (point.mean, point.deviation, point.worst_5, point.best_5)
+        loss = "-" if point.loss is None else f"{point.loss:.4f}"
+        conflicts = "-" if point.conflicts is None else f"{100 * point.conflicts:.1f} %"
+        table.add_row(str(point.round), *(f"{100 * value:.2f}" for value in values), loss, conflicts)
+    return table

@@ -1,0 +1,256 @@
+"""A federation in one process: the server's own core and the client's own training, without the network between.
+
+Selection, plans, batches, aggregation, history and optimizer are the very ones of `fairfleet server` and
+`fairfleet client`, so that the same seeds give the same model. A run is a sequence of rounds that anyone can watch;
+it may be left after any of them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from fairfleet.common.codecs import codec_named, roundtrip
+from fairfleet.common.errors import TaskFailed
+from fairfleet.common.tensors import Model, Vector
+from fairfleet.lab.behaviour import Conduct
+from fairfleet.lab.cohort import FleetData, Measured, Served, Trainer, Wanted, Work
+from fairfleet.lab.federation import Federation, RoundTold, initial_model, plan_of, trainer_for
+from fairfleet.lab.shelves import shelf_for
+from fairfleet.server.aggregation import Aggregation, ServerState
+from fairfleet.server.blocks import Row
+from fairfleet.server.committing import layer_sizes, merge_state, uses_history
+from fairfleet.server.diagnostics import Diagnostics
+from fairfleet.server.history import History
+from fairfleet.server.rules import Report
+from fairfleet.server.rules.base import PastRow
+from fairfleet.server.selection import POLICIES, Candidate
+
+
+@dataclass
+class Seconds:
+    """Where the time went."""
+
+    training: float = 0.0
+    aggregation: float = 0.0
+    evaluation: float = 0.0
+
+
+class Simulation:
+    """`rounds()` runs it; the newest model is `model` at any time."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation, self.seconds = federation, Seconds()
+        data = FleetData.of(federation.clients)
+        self.conduct = Conduct(federation.behaviour, data.names, federation.seed)
+        self.model = copied(federation.initial or initial_model(federation.model, federation.seed))
+        self.data = self._as_taught(data)
+        self.plan = plan_of(federation.plan, federation.recipe)
+        self._layers = layer_sizes(self.model.signature)
+        self._number = {name: number for number, name in enumerate(data.names)}
+        self.done = 0  # rounds
+        self.state = ServerState()
+        self.first_losses: dict[str, float] = {}
+        self.participations: dict[str, int] = {}
+        self._lossy = codec_named(federation.codec).lossy
+        self.residuals: dict[str, Vector] = {}  # by client: what its updates have lost to the codec
+        self.last_reports: dict[str, tuple[int, float]] = {}  # by client: the round, and the loss it told
+        self.average = Average()
+        self.history: History | None = None
+        self.past: list[tuple[PastRow, Row]] = []  # what the history begins with
+        self._spare = Model.empty(self.model.signature)
+        needed = federation.recipe.rule.needs().reports
+        self._wanted = Wanted("gradient_norm" in needed, federation.loss == "after")
+
+    def rounds(self) -> Iterator[RoundTold]:
+        """From where it is to the end."""
+        with self._history(), self._trainer() as trainer, threadpool_limits(1, "blas"):
+            rows = np.empty((self._places(), len(self.model.parameters)), np.float32)
+            while self.done < self.federation.rounds:
+                told = self._round(self.done, trainer, rows)
+                self.done += 1
+                yield told
+
+    # ---- one round -----------------------------------------------------------------------------
+
+    def _round(self, number: int, trainer: Trainer, rows: Vector) -> RoundTold:
+        here = sorted(client for client in self._asked(number) if self.conduct.delivers(client, number))
+        measured, diagnostics = list[Measured](), None
+        if here:
+            measured = self._train(trainer, number, here, rows)
+            diagnostics = self._aggregate(trainer, number, here, measured, rows)
+        if self.federation.judged == "average":
+            self.average.add(self.model.parameters)
+        loss = float(np.mean([one.loss for one in measured])) if measured else math.nan
+        if not self._is_evaluated(number):
+            return RoundTold(number, tuple(here), loss, diagnostics)
+        served, improved = self._evaluate(trainer, here, measured)
+        return RoundTold(number, tuple(here), loss, diagnostics, served, improved)
+
+    def _asked(self, number: int) -> frozenset[str]:
+        """Drawn as the server draws at its first attempt."""
+        candidates = [self._candidate(client) for client in self.conduct.present(number)]
+        count = self.federation.clients_per_round or len(candidates)
+        return POLICIES[self.federation.selection](candidates, count, (self.federation.seed, number, 0))
+
+    def _candidate(self, client: str) -> Candidate:
+        last, loss = self.last_reports.get(client, (None, None))
+        return Candidate(client, self.data.train.count(self._number[client]), last, loss)
+
+    def _train(self, trainer: Trainer, number: int, here: Sequence[str], rows: Vector) -> list[Measured]:
+        began = time.perf_counter()
+        plan = self.plan
+        if self.federation.learning_rate_decay != 1.0:
+            rate = plan.learning_rate * self.federation.learning_rate_decay**number
+            plan = plan.model_copy(update={"learning_rate": rate})
+        work = [Work(self._number[client], self.conduct.plan(plan, client, number)) for client in here]
+        measured = trainer.train(self.model, work, self._wanted, rows[: len(here)])
+        self._check(number, here, measured)
+        for row, client, one in zip(rows, here, work, strict=False):
+            self._send(client, row, self.conduct.factor(client, number), one.plan.seed)
+        self.seconds.training += time.perf_counter() - began
+        return measured
+
+    def _aggregate(
+        self, trainer: Trainer, number: int, here: Sequence[str], measured: Sequence[Measured], rows: Vector
+    ) -> Diagnostics:
+        """As the server's committer does it."""
+        began = time.perf_counter()
+        updates, recipe = dict(zip(here, rows, strict=False)), self.federation.recipe
+        aggregation = Aggregation(recipe, self._layers, round=number, history=self.history, expected=here)
+        aggregation.extend(updates)
+        rate = self.plan.learning_rate * self.federation.learning_rate_decay**number
+        reports = {client: self._report(client, number, one, rate) for client, one in zip(here, measured, strict=True)}
+        taken = aggregation.step(reports, self.state, out=self._spare.parameters)
+        np.subtract(self.model.parameters, taken.vector, out=self._spare.parameters)
+        if states := trainer.states():
+            samples = [self.data.train.count(self._number[client]) for client in here]
+            merge_state(self._spare, samples, states)
+        aggregation.remember(updates, reports)
+        self.last_reports.update({client: (number, report.loss) for client, report in reports.items()})
+        self.state = taken.state
+        self.model, self._spare = self._spare, self.model
+        self.seconds.aggregation += time.perf_counter() - began
+        return taken.diagnostics
+
+    def _report(self, client: str, number: int, measured: Measured, rate: float) -> Report:
+        samples = self.data.train.count(self._number[client])
+        heard = measured.loss_after if self._wanted.loss_after and measured.loss_after is not None else measured.loss
+        loss = self.conduct.reported(heard * samples if self.federation.loss_total else heard, client, number)
+        first = self.first_losses.setdefault(client, loss)
+        self.participations[client] = self.participations.get(client, 0) + 1
+        return Report(
+            samples=samples,
+            loss=loss,
+            first_loss=first,
+            accuracy=measured.accuracy,
+            participations=self.participations[client],
+            steps=measured.steps,
+            gradient_norm=measured.gradient_norm,
+            local_lr=rate,
+        )
+
+    def _send(self, client: str, row: Vector, factor: float, seed: int) -> None:
+        """Makes of the row what the server receives: changed by an attacker, coded with error feedback."""
+        if factor != 1.0:
+            np.multiply(row, np.float32(factor), out=row)
+        if not self._lossy:
+            return
+        if client in self.residuals:
+            row += self.residuals[client]
+        decoded = roundtrip(self.federation.codec, row, seed).decoded
+        if self.federation.error_feedback:
+            self.residuals[client] = row - decoded
+        row[:] = decoded
+
+    def _check(self, number: int, here: Sequence[str], measured: Sequence[Measured]) -> None:
+        for client, one in zip(here, measured, strict=True):
+            if not math.isfinite(one.loss):
+                raise TaskFailed(
+                    f"in round {number} the loss of {client} is {one.loss}: training diverged. "
+                    "Try a smaller learning_rate in the plan, or a smaller eta of the rule's optimizer."
+                )
+
+    # ---- evaluation ----------------------------------------------------------------------------
+
+    def _is_evaluated(self, number: int) -> bool:
+        every, version = self.federation.evaluate_every, number + 1
+        return version == self.federation.rounds or bool(every and version % every == 0)
+
+    def _evaluate(
+        self, trainer: Trainer, here: Sequence[str], measured: Sequence[Measured]
+    ) -> tuple[Served, float | None]:
+        began = time.perf_counter()
+        served = trainer.evaluate(self.judged_model())
+        after = trainer.losses(self.model, [self._number[client] for client in here])
+        falls = [now < one.loss for now, one in zip(after, measured, strict=True)]
+        self.seconds.evaluation += time.perf_counter() - began
+        return served, float(np.mean(falls)) if falls else None
+
+    def judged_model(self) -> Model:
+        """The newest, or the mean of all so far."""
+        return self.average.of(self.model) if self.federation.judged == "average" else self.model
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _as_taught(self, data: FleetData) -> FleetData:
+        labels = [y.numpy() for y in data.train.y]
+        return data.with_labels(self.conduct.labels(labels, data.classes))
+
+    def _places(self) -> int:
+        return min(self.federation.clients_per_round or len(self._number), len(self._number))
+
+    @contextmanager
+    def _trainer(self) -> Iterator[Trainer]:
+        workers = self.federation.workers or os.cpu_count() or 1
+        trainer = trainer_for(self.federation, self.data, self.model, workers)
+        try:
+            yield trainer
+        finally:
+            trainer.close()
+
+    @contextmanager
+    def _history(self) -> Iterator[None]:
+        """While it lasts, the simulation has a history if its rule wants one."""
+        if not uses_history(self.federation.recipe):
+            yield
+            return
+        with shelf_for(len(self._number), len(self.model.parameters), self.federation.scratch) as shelf:
+            self.history = History(self._layers, shelf)
+            for past, row in self.past:
+                self.history.put(past.client, past.round, row, loss=past.loss, samples=past.samples)
+            yield
+            self.history = None
+
+
+class Average:
+    """The mean of the models so far, summed in float64."""
+
+    def __init__(self) -> None:
+        self.total: NDArray[np.float64] | None = None
+        self.count = 0
+
+    def add(self, parameters: Vector) -> None:
+        if self.total is None:
+            self.total = np.zeros(len(parameters))
+        self.total += parameters
+        self.count += 1
+
+    def of(self, model: Model) -> Model:
+        averaged = copied(model)
+        if self.total is not None:
+            averaged.parameters[:] = self.total / self.count
+        return averaged
+
+
+def copied(model: Model) -> Model:
+    """With memory of its own: rounds write over the models before them."""
+    return Model(model.signature, model.parameters.copy(), model.buffers.copy(), model.counters.copy())

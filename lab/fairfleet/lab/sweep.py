@@ -1,0 +1,154 @@
+"""Rules x settings x seeds over one base experiment, as YAML or flags say it; run one by one, resumed by its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator, model_validator
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fairfleet.common.errors import BadSettings
+from fairfleet.lab.experiment import Experiment
+from fairfleet.lab.records import Ledger, Run
+from fairfleet.lab.runs import Names, run
+
+
+class Variant(BaseModel):
+    """A rule or a setting: its name in tables, and which fields of the base it changes."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    label: str = ""
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        return self.model_extra or {}
+
+
+class Planned(NamedTuple):
+    label: str
+    setting: str
+    experiment: Experiment
+
+
+class Sweep(BaseModel):
+    """What `fairfleet compare` runs. A rule is `fedfv,alpha=0.1`, or a mapping that changes other fields as well."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(default="comparison", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    base: dict[str, Any] = Field(default_factory=dict, description="fields of an experiment")
+    rules: tuple[Variant, ...] = Field(default=(), validate_default=True)
+    seeds: tuple[NonNegativeInt, ...] = (0, 1, 2)
+    settings: tuple[Variant, ...] = (Variant(),)
+
+    @field_validator("rules", mode="before")
+    @classmethod
+    def _named_rules(cls, rules: Any) -> Any:
+        chosen = rules or ("fedavg", "fedavg,weighting=uniform", "fedfv", "fedlf")
+        return tuple({"label": one, "rule": one} if isinstance(one, str) else _labelled(one) for one in chosen)
+
+    @model_validator(mode="after")
+    def _all_experiments_are_right(self) -> Sweep:
+        labels = [(one.label, one.setting, one.experiment.seed) for one in self.planned()]
+        if len(set(labels)) != len(labels):
+            raise ValueError("two rules, two settings or two seeds of the sweep have the same name")
+        return self
+
+    def planned(self) -> Iterator[Planned]:
+        """All of setting 1, rule by rule and seed by seed, then the next setting."""
+        for setting in self.settings:
+            for seed in self.seeds:
+                for rule in self.rules:
+                    values = merged(self.base, setting.changes, rule.changes, {"seed": seed})
+                    yield Planned(rule.label, setting.label, Experiment.model_validate(values))
+
+
+def _labelled(one: Any) -> Any:
+    return {"label": one.get("rule", ""), **one} if isinstance(one, Mapping) else one
+
+
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Later layers win; mappings inside are merged."""
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            inner = out.get(key)
+            out[key] = merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def checked(values: Mapping[str, Any]) -> Sweep:
+    try:
+        return Sweep.model_validate(values)
+    except ValidationError as error:
+        raise BadSettings(f"this sweep is not right: {error}") from None
+
+
+@dataclass(frozen=True)
+class Means:
+    """How to run: with which data, on how many cores."""
+
+    data_dir: Path | None = None
+    workers: int = 0
+
+
+def run_sweep(planned: list[Planned], ledger: Ledger, means: Means, console: Console | None) -> list[Run]:
+    """The runs of the sweep in its order. Those that the ledger has are not run again."""
+    known = {key: one for key, one in ledger.runs().items() if one.complete}
+    missing = [one for one in planned if one.experiment.key() not in known]
+    with _bars(console) as bars:
+        rounds = sum(one.experiment.rounds for one in missing)
+        whole = bars.add_task(f"{len(missing)} of {len(planned)} runs", total=max(rounds, 1), visible=len(missing) > 1)
+        for one in missing:
+            known[one.experiment.key()] = _run_one(one, ledger, means, bars, [whole])
+    return [relabelled(known[one.experiment.key()], one) for one in planned]
+
+
+def finished(planned: list[Planned], ledger: Ledger) -> list[Run]:
+    """Those of the sweep that are there, complete or not, without running anything."""
+    known = ledger.runs()
+    return [relabelled(known[key], one) for one in planned if (key := one.experiment.key()) in known]
+
+
+def relabelled(found: Run, one: Planned) -> Run:
+    """A run has the names that this sweep gives it, whoever ran it."""
+    return found.model_copy(update={"label": one.label, "setting": one.setting})
+
+
+def _run_one(one: Planned, ledger: Ledger, means: Means, bars: Progress, others: list[Any]) -> Run:
+    words = " ".join(part for part in (one.setting, one.label, f"seed {one.experiment.seed}") if part)
+    own = bars.add_task(words, total=one.experiment.rounds)
+
+    def progress(done: int, planned: int) -> None:
+        bars.update(own, completed=done)
+        for task in others:
+            bars.advance(task)
+
+    found = run(
+        one.experiment,
+        names=Names(one.label, one.setting),
+        data_dir=means.data_dir,
+        workers=means.workers,
+        progress=progress,
+        keep=ledger.add,
+        checkpoint=ledger.checkpoint(one.experiment),
+    )
+    bars.remove_task(own)
+    return found
+
+
+def _bars(console: Console | None) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=console is None,
+        transient=True,
+    )

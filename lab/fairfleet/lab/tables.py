@@ -1,0 +1,164 @@
+"""A comparison in figures: one row per setting and rule, each measure as mean and standard deviation over the seeds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from fairfleet.common.fairness import Fairness
+from fairfleet.lab.records import Run
+
+
+class Measure(NamedTuple):
+    name: str  # for programs
+    heading: str
+    of: Callable[[Run, Fairness], float]
+    digits: int = 2
+    better: int = 1  # 1: more is better; -1: less
+
+
+MEASURES = (
+    Measure("average", "average", lambda run, f: 100 * f.mean),
+    Measure("deviation", "σ", lambda run, f: 100 * f.standard_deviation, better=-1),
+    Measure("worst_5", "worst 5 %", lambda run, f: 100 * f.worst_5),
+    Measure("worst_10", "worst 10 %", lambda run, f: 100 * f.worst_10),
+    Measure("worst_30", "worst 30 %", lambda run, f: 100 * f.worst_30),
+    Measure("best_5", "best 5 %", lambda run, f: 100 * f.best_5),
+    Measure("best_10", "best 10 %", lambda run, f: 100 * f.best_10),
+    Measure("angle_degrees", "angle °", lambda run, f: f.angle_degrees, better=-1),
+    Measure("kl_to_uniform", "KL", lambda run, f: f.kl_to_uniform, 4, better=-1),
+    Measure("improved", "ρ", lambda run, f: run.improved),
+)
+
+
+class Spread(NamedTuple):
+    """Over seeds."""
+
+    mean: float
+    deviation: float  # of the sample; 0 for a single seed
+
+    def words(self, digits: int, seeds: int) -> str:
+        if not math.isfinite(self.mean):
+            return "-"
+        return f"{self.mean:.{digits}f}" + (f" ± {self.deviation:.{digits}f}" if seeds > 1 else "")
+
+
+@dataclass(frozen=True)
+class Row:
+    setting: str
+    label: str
+    seeds: tuple[int, ...]
+    measures: dict[str, Spread]
+    seconds: float  # mean of a run
+    failures: tuple[str, ...] = ()
+
+
+def spread(values: Sequence[float]) -> Spread:
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return Spread(math.nan, math.nan)
+    return Spread(float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0)
+
+
+def rows(runs: Sequence[Run]) -> list[Row]:
+    """In the order in which settings and rules first appear; only complete runs count."""
+    grouped: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if run.complete:
+            grouped.setdefault((run.setting, run.label), []).append(run)
+    return [_row(setting, label, found) for (setting, label), found in grouped.items()]
+
+
+def _row(setting: str, label: str, runs: Sequence[Run]) -> Row:
+    good = [(run, run.fairness) for run in runs if not run.failure and run.honest]
+    return Row(
+        setting,
+        label,
+        tuple(run.experiment.seed for run, _ in good),
+        {measure.name: spread([measure.of(run, fairness) for run, fairness in good]) for measure in MEASURES},
+        float(np.mean([run.seconds for run in runs])),
+        tuple(run.failure for run in runs if run.failure),
+    )
+
+
+def table(found: Sequence[Row], width: int = 200) -> Group:
+    """For a terminal of this width, in as many parts as it takes; the best of each setting is bold."""
+    parts: list[RenderableType] = []
+    for setting in dict.fromkeys(row.setting for row in found):
+        here = [row for row in found if row.setting == setting]
+        parts += [f"[bold]{setting}[/]"] if setting else []
+        for measures in _fitting(here, width):
+            parts += [_table(here, measures), ""]
+    return Group(*parts)
+
+
+def _fitting(found: Sequence[Row], width: int) -> Iterator[list[Measure]]:
+    """The measures in groups whose columns fit beside the rules' names."""
+    room = width - max(len(row.label) for row in found) - len("  seeds  ")
+    group, used = list[Measure](), 0
+    for measure in MEASURES:
+        words = [row.measures[measure.name].words(measure.digits, len(row.seeds)) for row in found]
+        takes = max(map(len, [measure.heading, *words])) + 2
+        if group and used + takes > room:
+            yield group
+            group, used = [], 0
+        group.append(measure)
+        used += takes
+    yield group
+
+
+def _table(found: Sequence[Row], measures: Sequence[Measure]) -> Table:
+    out = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for heading in ("rule", "seeds"):
+        out.add_column(heading, no_wrap=True)
+    for measure in measures:
+        out.add_column(measure.heading, justify="right", no_wrap=True)
+    for row in found:
+        cells = [_cell(row, measure, found) for measure in measures]
+        out.add_row(row.label, str(len(row.seeds)) if row.seeds else "failed", *cells)
+    return out
+
+
+def _cell(row: Row, measure: Measure, rivals: Sequence[Row]) -> str:
+    own = row.measures[measure.name]
+    known = [other.measures[measure.name].mean for other in rivals]
+    best = max((measure.better * value for value in known if math.isfinite(value)), default=math.nan)
+    words = own.words(measure.digits, len(row.seeds))
+    return f"[bold]{words}[/]" if len(rivals) > 1 and measure.better * own.mean == best else words
+
+
+def as_json(found: Sequence[Row]) -> list[dict[str, Any]]:
+    return [
+        {
+            "setting": row.setting,
+            "rule": row.label,
+            "seeds": list(row.seeds),
+            "seconds": round(row.seconds, 3),
+            "failures": list(row.failures),
+            **{name: _plain(one.mean) for name, one in row.measures.items()},
+            **{f"{name}_over_seeds": _plain(one.deviation) for name, one in row.measures.items()},
+        }
+        for row in found
+    ]
+
+
+def as_csv(found: Sequence[Row]) -> str:
+    lines = [{**line, "seeds": len(line["seeds"]), "failures": len(line["failures"])} for line in as_json(found)]
+    out = io.StringIO()
+    if lines:
+        writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    return out.getvalue()
+
+
+def _plain(value: float) -> float | None:
+    return round(value, 6) if math.isfinite(value) else None

@@ -1,0 +1,429 @@
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairfleet.common.errors import UsageError
+from fairfleet.lab import digits as embedded
+from fairfleet.lab.datasets import BrokenDataset, Dataset, MissingDataset, adult, cache, cifar, load
+from fairfleet.lab.datasets.preprocessing import preprocessing
+
+REAL = os.environ.get("FAIRFLEET_DATA", "")
+real_data = pytest.mark.skipif(not REAL, reason="FAIRFLEET_DATA names no folder with the published datasets")
+
+
+pytestmark = pytest.mark.usefixtures("no_data")
+
+
+def images(count: int, *shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def write_npz(path: Path, x: np.ndarray, y: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, x=x, y=y)
+
+
+IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+@pytest.mark.parametrize("ending", [".gz", ""])
+@pytest.mark.parametrize("folder", ["fashion-mnist", "FashionMNIST/raw"])
+def test_idx_files_are_read_as_published(tmp_path: Path, ending: str, folder: str) -> None:
+    parts = images(7, 28, 28), np.arange(7, dtype=np.uint8), images(3, 28, 28, seed=1), np.zeros(3, np.uint8)
+    for name, values in zip(IDX, parts, strict=True):
+        write_idx(tmp_path / folder / f"{name}{ending}", values)
+    found = load("fashion-mnist", tmp_path)
+    assert np.array_equal(found.x, np.concatenate([parts[0], parts[2]]))
+    assert found.y.tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 0, 0]
+    assert (found.train_size, found.classes, found.y.dtype, found.x.dtype) == (7, 10, np.int64, np.uint8)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:3], lambda b: b"\x00\x00\x0d\x03" + b[4:]])
+def test_a_damaged_idx_file_is_named(tmp_path: Path, damage: Any) -> None:
+    for name, values in zip(IDX, (images(2, 28, 28), images(2), images(2, 28, 28), images(2)), strict=True):
+        write_idx(tmp_path / "mnist" / name, values)
+    path = tmp_path / "mnist" / IDX[2]
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(BrokenDataset, match=IDX[2]):
+        load("mnist", tmp_path)
+
+
+def python_archive(folder: Path, batches: dict[str, Any], pack: bool) -> None:
+    """As published: pickles in the protocol of Python 2, in a folder, in a tar archive or not."""
+    folder.mkdir(parents=True)
+    for name, batch in batches.items():
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    if pack:
+        with tarfile.open(folder.parent / {"cifar-10-batches-py": "cifar-10-python.tar.gz"}.get(
+                folder.name, f"{folder.name}.tar.gz"), "w:gz") as archive:  # fmt: skip
+            archive.add(folder, folder.name)
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+
+
+BATCHES = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_cifar10_python_archives_are_read_packed_or_not(tmp_path: Path, pack: bool) -> None:
+    batches = {
+        name: {b"batch_label": b"x", b"labels": [n, 9], b"data": images(2, 3072, seed=n), b"filenames": [b"a", b"b"]}
+        for n, name in enumerate(BATCHES)
+    }
+    python_archive(tmp_path / "cifar-10-batches-py", batches, pack)
+    found = load("cifar10", tmp_path)
+    assert found.x.shape == (12, 3, 32, 32)
+    assert np.array_equal(found.x[10:].reshape(2, -1), batches["test_batch"][b"data"])
+    assert found.y.tolist() == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9, 5, 9]
+    assert found.train_size == 10
+
+
+def test_a_batch_that_python_2_wrote_is_read() -> None:
+    """The official files: strings are bytes, and the array's module has the name of numpy 1."""
+
+    def string(content: bytes) -> bytes:
+        return b"T" + struct.pack("<i", len(content)) + content
+
+    pixels = images(2, 3072)
+    array = b"".join([
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85", string(b"b"), b"\x87R(K\x01",
+        b"K\x02M\x00\x0c\x86", b"cnumpy\ndtype\n", string(b"u1"), b"K\x00K\x01\x87R(K\x03", string(b"|"),
+        b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89", string(pixels.tobytes()), b"tb",
+    ])  # fmt: skip
+    content = b"\x80\x02}(" + string(b"data") + array + string(b"labels") + b"](K\x06K\x09eu."
+    x, y = cifar.python_batch(content, "labels")
+    assert np.array_equal(x.reshape(2, -1), pixels)
+    assert y.tolist() == [6, 9]
+
+
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize(("labels", "classes", "expected"), [("fine", 100, [7, 99]), ("coarse", 20, [3, 19])])
+def test_cifar100_has_fine_and_coarse_labels(
+    tmp_path: Path, pack: bool, labels: str, classes: int, expected: list[int]
+) -> None:
+    batch = {b"fine_labels": [7, 99], b"coarse_labels": [3, 19], b"data": images(2, 3072)}
+    python_archive(tmp_path / "cifar-100-python", {"train": batch, "test": batch}, pack)
+    found = load(f"cifar100,labels={labels}", tmp_path)
+    assert (found.classes, found.train_size, found.y.tolist()) == (classes, 2, expected * 2)
+
+
+def test_cifar_binary_archives_are_read(tmp_path: Path) -> None:
+    pixels = images(2, 3072)
+    for folder, names, labels in [
+        ("cifar-10-batches-bin", [f"{name}.bin" for name in BATCHES], [[4], [5]]),
+        ("cifar-100-binary", ["train.bin", "test.bin"], [[1, 42], [2, 43]]),
+    ]:
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / name).write_bytes(np.hstack([np.array(labels, np.uint8), pixels]).tobytes())
+    assert load("cifar10", tmp_path).y[:2].tolist() == [4, 5]
+    assert np.array_equal(load("cifar10", tmp_path).x[:2].reshape(2, -1), pixels)
+    assert load("cifar100", tmp_path).y[:2].tolist() == [42, 43]
+    assert load("cifar100", tmp_path, labels="coarse").y[:2].tolist() == [1, 2]
+
+
+class Malicious:
+    def __init__(self, call: Any, *arguments: Any) -> None:
+        self.made_by = call, arguments
+
+    def __reduce__(self) -> Any:
+        return self.made_by
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_tampered_archive_runs_nothing(tmp_path: Path, protocol: int) -> None:
+    mark = tmp_path / "was-run"
+    attacks = [
+        Malicious(os.system, f"touch {mark}"),
+        Malicious(eval, f"open({str(mark)!r}, 'w')"),
+        Malicious(getattr, "", "join"),
+        Malicious(np.memmap, str(mark), "uint8", "w+", 0, 1),
+        Malicious(np.save, str(mark), 1),
+    ]
+    for attack in attacks:
+        with pytest.raises(BrokenDataset, match=r"tampered with"):
+            cifar.unpickle(pickle.dumps({b"data": attack, b"labels": [1]}, protocol=protocol))
+    assert not mark.exists()
+    assert not mark.with_suffix(".npy").exists()
+
+
+def test_a_tampered_archive_cannot_hide_objects_in_an_array() -> None:
+    """An array of objects may hold anything; a CIFAR batch has bytes, and all else is refused."""
+    batch = pickle.dumps({b"data": np.array([[None] * 3072], object), b"labels": [1]}, protocol=2)
+    with pytest.raises(BrokenDataset, match=r"array of O8, expected bytes"):
+        cifar.python_batch(batch, "labels")
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps([1]), pickle.dumps({b"data": 3, b"labels": [1]}),
+                                     pickle.dumps({b"labels": [1]}),
+                                     pickle.dumps({b"data": images(2, 3072), b"labels": [1]}),
+                                     pickle.dumps({b"data": images(1, 3072), b"labels": [{}]})])  # fmt: skip
+def test_a_damaged_batch_is_explained(content: bytes) -> None:
+    with pytest.raises(BrokenDataset, match="CIFAR batch"):
+        cifar.python_batch(content, "labels")
+
+
+def test_npz_with_pickled_objects_is_refused(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        (tmp_path / "mnist").mkdir(exist_ok=True)
+        np.savez(tmp_path / "mnist" / f"{name}.npz", allow_pickle=True, x=np.array([{}]), y=np.array([0]))
+    with pytest.raises(BrokenDataset, match="without pickled objects"):
+        load("mnist", tmp_path)
+
+
+def mnist_folder(folder: Path, value: int = 1) -> Path:
+    for name, count in (("train", 6), ("test", 2)):
+        write_npz(folder / "mnist" / f"{name}.npz", np.full((count, 28, 28), value, np.uint8), np.arange(count))
+    return folder
+
+
+def test_decoded_arrays_come_from_the_cache_the_second_time(tmp_path: Path) -> None:
+    folder = mnist_folder(tmp_path)
+    first, second = load("mnist", folder), load("mnist", folder)
+    [kept] = cache.cache_folder().iterdir()
+    np.save(kept / "x.npy", np.full((8, 28, 28), 77, np.uint8))
+    assert np.array_equal(first.x, second.x)
+    assert load("mnist", folder).x[0, 0, 0] == 77
+
+
+def test_the_cache_notices_that_a_file_has_changed(tmp_path: Path) -> None:
+    load("mnist", mnist_folder(tmp_path))
+    changed = mnist_folder(tmp_path, value=9)
+    os.utime(changed / "mnist/train.npz", ns=(0, 1))  # a clock may be too coarse to tell two writes apart
+    assert load("mnist", changed).x.max() == 9
+    assert len(list(cache.cache_folder().iterdir())) == 1  # the older state is not kept for ever
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish", pickle.dumps(np.zeros(3))])
+def test_a_damaged_cache_is_made_anew_and_never_unpickled(tmp_path: Path, content: bytes) -> None:
+    folder = mnist_folder(tmp_path)
+    good = load("mnist", folder)
+    [kept] = cache.cache_folder().iterdir()
+    for name in ("x.npy", "y.npy"):
+        expected = np.array(good.x)
+        (kept / name).unlink()
+        (kept / name).write_bytes(content)
+        assert np.array_equal(load("mnist", folder).x, expected)
+        assert len(list(cache.cache_folder().iterdir())) == 1
+
+
+def test_processes_that_decode_at_the_same_time_all_get_the_data(tmp_path: Path) -> None:
+    folder = mnist_folder(tmp_path)
+    code = "from pathlib import Path; from fairfleet.lab.datasets import load; import sys; "
+    code += "found = load('mnist', Path(sys.argv[1])); print(len(found), found.x.sum())"
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    assert {process.communicate()[0].strip() for process in running} == {f"8 {8 * 28 * 28}"}
+    assert [entry.name.partition("-")[0] for entry in cache.cache_folder().iterdir()] == ["mnist"]
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert len(load("mnist", mnist_folder(tmp_path))) == 8
+
+
+def test_the_data_dir_comes_before_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = mnist_folder(tmp_path / "one", 1), mnist_folder(tmp_path / "other", 2)
+    monkeypatch.setenv("FAIRFLEET_DATA", f"{tmp_path / 'nowhere'}{os.pathsep}{other}")
+    assert load("mnist").x.max() == 2
+    assert load("mnist", one).x.max() == 1
+
+
+@pytest.mark.parametrize("name", ["adult", "cifar10", "cifar100", "fashion-mnist", "mnist"])
+def test_a_missing_dataset_says_where_it_may_be_put_and_how_to_get_it(name: str, tmp_path: Path) -> None:
+    with pytest.raises(MissingDataset, match="https://") as caught:
+        load(name, tmp_path)
+    said = str(caught.value)
+    assert caught.value.exit_code == 2
+    for word in (name, str(tmp_path), "--data-dir", "FAIRFLEET_DATA", "How to get it"):
+        assert word in said
+
+
+def test_a_dataset_that_lacks_one_file_says_which(tmp_path: Path) -> None:
+    (mnist_folder(tmp_path) / "mnist" / "test.npz").unlink()
+    with pytest.raises(MissingDataset, match=r"only a part of it was found: mnist/test.npz is missing"):
+        load("mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("imagenet", "there are adult"), ("synthetic,gamma=1", "no option gamma"), ("synthetic,alpha", "name=value"),
+     ("synthetic,alpha=x", "expected float"), ("mnist,folders=x", "no option folders"),
+     ("cifar100,labels=medium", "labels=coarse"), ("synthetic,users=0", "users from 1")],
+)  # fmt: skip
+def test_a_name_or_option_that_is_not_known_is_explained(name: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        load(name)
+
+
+ROW = "39, State-gov, 77516, Doctorate, 13, Never-married, ?, Not-in-family, White, Male, 2174, 0, 40, Cuba, >50K"
+OTHER = ROW.replace("Doctorate", "HS-grad").replace(">50K", "<=50K").replace("39,", "41,")
+
+
+def test_adult_is_read_as_published(tmp_path: Path) -> None:
+    (tmp_path / "adult").mkdir()
+    (tmp_path / "adult" / "adult.data").write_text(f"{ROW}\n{OTHER}\n\n")
+    (tmp_path / "adult" / "adult.test").write_text(f"|1x3 Cross validator\n{ROW}.\n{OTHER}.\n")
+    found = load("adult", tmp_path)
+    assert found.x.shape == (4, 99)
+    assert found.y.tolist() == [1, 0, 1, 0]
+    assert found.user is not None
+    assert [found.user_names[user] for user in found.user] == ["doctorate", "others"] * 2
+    assert found.x[:, 21].tolist() == [1, 0, 1, 0]  # the papers' column
+    assert found.x.sum(1).tolist() == [7] * 4  # eight columns, one of them missing
+    assert found.train_size == 2
+    whole = load("adult,features=all", tmp_path)
+    assert whole.x.shape == (4, 105)
+    assert whole.x[:, 99].tolist() == [-1, 1, -1, 1]
+
+
+def test_adult_has_99_values_in_eight_columns() -> None:
+    assert len(adult.BINARY) == 99
+    assert adult.BINARY[21] == ("education", "Doctorate")
+
+
+@pytest.mark.parametrize("row", [ROW.replace("Cuba", "Utopia"), ROW.replace(">50K", "much"), "1, 2, 3"])
+def test_adult_with_values_it_does_not_know_is_refused(tmp_path: Path, row: str) -> None:
+    (tmp_path / "adult").mkdir()
+    for name in ("adult.data", "adult.test"):
+        (tmp_path / "adult" / name).write_text(f"{row}\n")
+    with pytest.raises(BrokenDataset, match=r"Utopia|much|3 columns"):
+        load("adult", tmp_path)
+
+
+def test_synthetic_is_drawn_from_its_seed_alone() -> None:
+    one, again, other = load("synthetic"), load("synthetic"), load("synthetic", seed=1)
+    assert np.array_equal(one.x, again.x)
+    assert np.array_equal(one.y, again.y)
+    assert one.x.shape != other.x.shape
+
+
+def test_synthetic_is_as_leaf_describes_it() -> None:
+    """Setup D: 100 clients, 60 features of variance j^-1.2 within a client, 10 classes, lognormal sizes from 50."""
+    found = load("synthetic", alpha=1, beta=1)
+    assert found.user is not None
+    sizes = np.bincount(found.user)
+    assert (len(sizes), found.sample_shape, found.classes) == (100, (60,), 10)
+    assert sizes.min() >= 50
+    assert sizes.max() > 10 * np.median(sizes)
+    largest = found.x[found.user == sizes.argmax()]
+    assert np.allclose(largest.var(0), np.arange(1, 61) ** -1.2, rtol=0.2)
+
+
+def test_synthetic_clients_differ_more_with_larger_alpha_and_beta() -> None:
+    def spread(beta: float) -> float:
+        found = load("synthetic", alpha=0, beta=beta)
+        assert found.user is not None
+        return float(np.std([found.x[found.user == user].mean() for user in range(100)]))
+
+    assert spread(0) < 0.3 < 0.7 < spread(1) < 2 < spread(16)
+
+
+def test_the_rotated_digits_are_the_demos_clients() -> None:
+    found, shards = load("digits-rotated"), embedded.partition(*embedded.images())
+    assert found.user is not None
+    assert found.user_names == embedded.CLIENTS
+    for number, shard in enumerate(shards.values()):
+        own = np.flatnonzero(found.user == number)
+        assert np.array_equal(found.x[own[own < found.train_size]], shard.train_images)
+        assert np.array_equal(found.y[own[own >= found.train_size]], shard.test_labels)
+
+
+def small(x: np.ndarray, y: list[int], train_size: int, classes: int = 4) -> Dataset:
+    return Dataset("small", x, np.array(y), train_size, classes, user=np.arange(len(y)), class_names=tuple("abcd"))
+
+
+def test_a_dataset_can_be_cut_to_its_training_part_and_to_some_classes() -> None:
+    whole = small(np.arange(6), [3, 1, 0, 3, 2, 1], 4)
+    train = whole.training_part()
+    assert (train.x.tolist(), train.y.tolist(), len(train)) == ([0, 1, 2, 3], [3, 1, 0, 3], 4)
+    some = whole.only_classes([3, 1])
+    assert (some.x.tolist(), some.y.tolist(), some.train_size) == ([0, 1, 3, 5], [0, 1, 0, 1], 3)
+    assert (some.classes, some.class_names) == (2, ("d", "b"))
+    assert some.user is not None
+    assert some.user.tolist() == [0, 1, 3, 5]
+    with pytest.raises(UsageError, match="0 to 3"):
+        whole.only_classes([4])
+
+
+@pytest.mark.parametrize(("x", "y"), [(np.zeros(2), [0]), (np.zeros(1), [4]), (np.zeros(1), [-1]), (np.zeros(0), [])])
+def test_arrays_that_do_not_fit_make_no_dataset(x: np.ndarray, y: list[int]) -> None:
+    with pytest.raises(BrokenDataset):
+        small(x, y, 0)
+
+
+def test_preprocessing_is_that_of_the_papers() -> None:
+    grey = small(np.array([[[0, 255]], [[51, 51]]], np.uint8), [0, 1], 2)
+    assert preprocessing("unit", grey)(grey.x).tolist() == [[[[0, 1]]], [[[np.float32(0.2)] * 2]]]
+    standard = preprocessing("standard", grey)(grey.x)
+    assert standard[0, 0] == pytest.approx([-25.5 / 25.501, 102 / 102.001])
+    colour = small(np.full((1, 3, 2, 2), 255, np.uint8), [0], 1)
+    expected = [(1 - 0.4914) / 0.2023, (1 - 0.4822) / 0.1994, (1 - 0.4465) / 0.2010]
+    assert preprocessing("cifar10", colour)(colour.x)[0, :, 0, 0] == pytest.approx(expected)
+    assert preprocessing("plain", colour)(colour.x).dtype == np.int64
+    with pytest.raises(UsageError, match="plain, unit"):
+        preprocessing("whiten", colour)
+
+
+def test_preprocessing_leaves_the_stored_values_alone() -> None:
+    data = small(np.ones((2, 3, 2, 2), np.float32), [0, 1], 2)
+    for name in ("plain", "unit", "cifar10", "standard"):
+        assert preprocessing(name, data)(data.x).dtype == np.float32
+        assert data.x.min() == data.x.max() == 1
+
+
+@real_data
+@pytest.mark.parametrize(
+    ("name", "shape", "train", "counts"),
+    [
+        ("fashion-mnist", (28, 28), 60_000, [6000] * 10),
+        ("mnist", (28, 28), 60_000, [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]),
+        ("adult", (99,), 32_561, [24_720, 7_841]),
+    ],
+)
+def test_real_data_have_the_published_counts(name: str, shape: tuple[int, ...], train: int, counts: list[int]) -> None:
+    found = load(name, Path(REAL))
+    assert (found.sample_shape, found.train_size) == (shape, train)
+    assert np.bincount(found.y[:train]).tolist() == counts
+
+
+@real_data
+@pytest.mark.slow
+def test_real_cifar10_has_the_published_counts_and_mean() -> None:
+    found = load("cifar10", Path(REAL)).training_part()
+    assert np.bincount(found.y).tolist() == [5000] * 10
+    assert found.x.mean((0, 2, 3)) / 255 == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
+
+
+def test_a_tar_archive_is_not_extracted(tmp_path: Path) -> None:
+    """A member that names a path outside is only ever looked up by its last name, and read in memory."""
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as archive:
+        for name in BATCHES:
+            content = pickle.dumps({b"labels": [1], b"data": images(1, 3072)}, protocol=2)
+            member = tarfile.TarInfo(f"../../{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    before = sorted(tmp_path.parent.iterdir())
+    assert len(load("cifar10", tmp_path)) == 6
+    assert sorted(tmp_path.parent.iterdir()) == before

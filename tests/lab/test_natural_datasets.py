@@ -1,0 +1,239 @@
+"""Data that come with their clients: roles, sensors, LEAF's users; and one's own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from fairfleet.common.errors import UsageError
+from fairfleet.lab.datasets import BrokenDataset, MissingDataset, leaf, load
+from fairfleet.lab.datasets.places import VARIABLE
+from fairfleet.lab.datasets.shakespeare import ALPHABET
+from fairfleet.lab.datasets.text import Alphabet, windows
+from fairfleet.lab.partitions import partition, split_as_published
+
+REAL = Path(os.environ.get(VARIABLE, "/nowhere"))
+
+
+def users_of(found: Any) -> list[str]:
+    return [found.user_names[user] for user in found.user]
+
+
+def write_json(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+@given(st.text(max_size=200), st.integers(1, 90))
+def test_a_sample_is_80_characters_and_its_label_the_next(text: str, stride: int) -> None:
+    codes = ALPHABET.encode(text)
+    x, y = windows(codes, stride)
+    assert len(codes) == len(text)
+    assert len(x) == len(y) == len(range(0, max(0, len(text) - 80), stride))
+    for place, (own, label) in enumerate(zip(x, y, strict=True)):
+        begin = place * stride
+        assert np.array_equal(own, codes[begin : begin + 80])
+        assert label == codes[begin + 80]
+
+
+def test_an_alphabet_takes_what_it_does_not_know_for_blanks() -> None:
+    assert Alphabet("ab c").encode("cab\n\U0001f600").tolist() == [3, 0, 1, 2, 2]
+
+
+@pytest.mark.usefixtures("no_data")
+def test_each_role_with_enough_text_is_a_client(tmp_path: Path) -> None:
+    text = {"HAMLET": "To be, or not\nto be: " * 10, "GHOST": "Mark me." * 10, "OPHELIA": "x" * 81}
+    write_json(tmp_path / "shakespeare/roles.json.gz", {"format": 1, "users": list(text), "text": text})
+    found = load("shakespeare", tmp_path)
+    assert found.user_names == ("HAMLET", "OPHELIA")  # the ghost has 80 characters, and none follows
+    assert found.user is not None
+    assert np.bincount(found.user).tolist() == [130, 1]
+    assert "".join(ALPHABET.characters[code] for code in found.x[0]) == text["HAMLET"][:80].replace("\n", " ")
+    assert load("shakespeare,stride=80", tmp_path).y.shape == (3,)
+    assert load("shakespeare,minimum=2", tmp_path).user_names == ("HAMLET",)
+    with pytest.raises(BrokenDataset, match="no role"):
+        load("shakespeare,minimum=500", tmp_path)
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("content", [[], {"text": []}, {"text": {"A": 3}}, {}])
+def test_a_file_of_roles_that_is_none_is_refused(tmp_path: Path, content: Any) -> None:
+    write_json(tmp_path / "shakespeare/roles.json", content)
+    with pytest.raises(BrokenDataset, match="names and lines"):
+        load("shakespeare", tmp_path)
+
+
+@pytest.mark.usefixtures("no_data")
+def test_vehicle_has_a_client_for_each_sensor(tmp_path: Path) -> None:
+    (tmp_path / "vehicle").mkdir()
+    np.savez(tmp_path / "vehicle/train.npz", x=np.ones((3, 4)), y=np.array([0, 1, 1]), client=np.array([2, 0, 2]))
+    found = load("vehicle", tmp_path)
+    assert users_of(found) == ["sensor-02", "sensor-00", "sensor-02"]
+    assert [share.tolist() for share in partition("user", found.y, found.user)] == [[1], [0, 2]]
+
+
+@pytest.mark.skipif(not REAL.joinpath("vehicle").exists(), reason=f"{VARIABLE} names no folder with vehicle")
+def test_real_vehicle_and_shakespeare_have_the_described_clients() -> None:
+    vehicle, shakespeare = load("vehicle"), load("shakespeare")
+    assert (len(vehicle), len(vehicle.user_names), vehicle.y.sum()) == (1860, 23, 1023)
+    assert (len(shakespeare), len(shakespeare.user_names)) == (4_194_762, 1157)
+
+
+def leaf_file(**users: tuple[list[Any], list[Any]]) -> dict[str, Any]:
+    data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+    return {"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data}
+
+
+@pytest.mark.usefixtures("no_data")
+def test_leafs_users_keep_their_published_train_and_test_parts(tmp_path: Path) -> None:
+    one, two = [[0.5] * 784] * 2, [[1.0] * 784]
+    write_json(tmp_path / "leaf/femnist/train/a.json", leaf_file(f0=(one, [3, 61])))
+    write_json(tmp_path / "leaf/femnist/train/b.json", leaf_file(f1=(two, [7])))
+    write_json(tmp_path / "leaf/femnist/test/a.json", leaf_file(f1=(one, [1, 2]), f0=(two, [0])))
+    found = load("leaf-femnist", tmp_path)
+    assert (found.x.shape, found.x.dtype, found.classes, found.train_size) == ((6, 28, 28), np.float32, 62, 3)
+    assert users_of(found) == ["f0", "f0", "f1", "f1", "f1", "f0"]
+    first, second = split_as_published(partition("user", found.y, found.user), found.train_size)
+    assert (found.y[first.train].tolist(), found.y[first.test].tolist()) == ([3, 61], [0])
+    assert (found.y[second.train].tolist(), found.y[second.test].tolist()) == ([7], [1, 2])
+
+
+@pytest.mark.usefixtures("no_data")
+def test_leafs_shakespeare_has_its_80_characters(tmp_path: Path) -> None:
+    line = "x" * 79 + "}"
+    write_json(tmp_path / "shakespeare/data/train/a.json", leaf_file(KING=([line, line], ["a", "\n"])))
+    found = load("leaf-shakespeare", tmp_path)
+    assert (found.classes, found.x.shape) == (80, (2, 80))
+    assert [leaf.SHAKESPEARE.characters[code] for code in found.y] == ["a", "\n"]
+    assert "".join(leaf.SHAKESPEARE.characters[code] for code in found.x[0]) == line
+
+
+@pytest.mark.usefixtures("no_data")
+def test_leafs_tweets_end_at_the_end_of_their_row(tmp_path: Path) -> None:
+    def tweet(text: str) -> list[str]:
+        return ["1", "Mon", "NO_QUERY", "me", text, "?"]
+
+    users = leaf_file(me=([tweet("good day"), tweet("b" * 200)], [1, 0]))
+    write_json(tmp_path / "leaf/sent140/train/a.json", users)
+    found = load("leaf-sent140", tmp_path)
+    read = ["".join(leaf.PRINTABLE.characters[code] for code in row) for row in found.x]
+    assert read == ["good day".rjust(140), "b" * 140]
+    assert (found.y.tolist(), found.classes) == ([1, 0], 2)
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize(
+    "content", [{}, [], {"user_data": {"a": {"x": [[1, 2]], "y": [1]}}}, {"user_data": {"a": {"x": [[0.0] * 784]}}},
+                {"user_data": {"a": {"x": [[0.0] * 784], "y": ["?"]}}}, {"user_data": [3]}]
+)  # fmt: skip
+def test_a_file_that_is_not_leafs_is_named(tmp_path: Path, content: Any) -> None:
+    write_json(tmp_path / "leaf/femnist/train/odd.json", content)
+    with pytest.raises(BrokenDataset, match=r"odd\.json"):
+        load("leaf-femnist", tmp_path)
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("name", ["leaf-femnist", "leaf-sent140", "leaf-shakespeare", "shakespeare", "vehicle"])
+def test_missing_natural_data_say_how_to_get_them(name: str, tmp_path: Path) -> None:
+    with pytest.raises(MissingDataset, match="How to get it"):
+        load(name, tmp_path)
+
+
+def save_image(path: Path, shade: int, mode: str = "L", size: tuple[int, int] = (4, 3)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, shade if mode == "L" else (shade, 0, 0)).save(path)
+
+
+def test_a_folder_for_each_class_is_a_dataset(tmp_path: Path) -> None:
+    for path, shade in {
+        "pets/dog/1.png": 10,
+        "pets/cat/b.PNG": 20,
+        "pets/cat/a.png": 30,
+        "pets/cat/notes.txt": 0,
+    }.items():
+        if path.endswith("txt"):
+            (tmp_path / path).write_text("no image")
+        else:
+            save_image(tmp_path / path, shade)
+    found = load(str(tmp_path / "pets"))
+    assert (found.name, found.class_names, found.x.shape, found.train_size) == ("pets", ("cat", "dog"), (3, 3, 4), 3)
+    assert (found.x[:, 0, 0].tolist(), found.y.tolist()) == ([30, 20, 10], [0, 0, 1])
+
+
+def test_folders_train_and_test_are_the_published_parts(tmp_path: Path) -> None:
+    save_image(tmp_path / "train/a/1.png", 10, "RGB")
+    save_image(tmp_path / "train/b/1.jpg", 200, "RGB")
+    save_image(tmp_path / "test/b/1.png", 30, "RGB")
+    found = load(str(tmp_path))
+    assert (found.x.shape, found.train_size, found.y.tolist()) == ((3, 3, 3, 4), 2, [0, 1, 1])
+    assert (found.x[0, :, 0, 0].tolist(), abs(int(found.x[1, 0, 0, 0]) - 200) < 5) == ([10, 0, 0], True)
+
+
+def test_images_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    save_image(tmp_path / "a/1.png", 1)
+    save_image(tmp_path / "a/2.png", 1, size=(5, 5))
+    with pytest.raises(BrokenDataset, match=r"2\.png is an image of \(5, 5\)"):
+        load(str(tmp_path))
+    (tmp_path / "a/2.png").write_bytes(b"no image")
+    with pytest.raises(BrokenDataset, match=r"cannot read the image .*2\.png"):
+        load(str(tmp_path))
+    with pytest.raises(BrokenDataset, match="no images"):
+        load(str(tmp_path / "a"))
+
+
+def test_ones_own_npz_may_name_users_and_a_training_part(tmp_path: Path) -> None:
+    x, y = np.arange(8.0).reshape(4, 2), np.array([0, 2, 1, 0])
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    plain = load(str(tmp_path / "mine.npz"))
+    assert (plain.name, plain.classes, plain.train_size, plain.user) == ("mine", 3, 4, None)
+    np.savez(tmp_path / "mine.npz", x=x, y=y, user=np.array(["b", "a", "b", "b"]), train_size=3)
+    found = load(str(tmp_path / "mine.npz"))
+    assert (users_of(found), found.train_size) == (["b", "a", "b", "b"], 3)
+
+
+@pytest.mark.parametrize("arrays", [{"x": [1, 2], "y": [0.5, 1]}, {"x": [1]}, {"x": [1], "y": [0], "train_size": 2},
+                                    {"x": [1], "y": [0], "user": [{}]}, {"x": [1, 2], "y": [0]},
+                                    {"x": [1, 2], "y": [0, 1], "user": [1]}, {"x": [np.nan], "y": [0]},
+                                    {"x": ["one"], "y": [0]}])  # fmt: skip
+def test_an_npz_that_does_not_fit_is_refused(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    np.savez(tmp_path / "odd.npz", allow_pickle=True, **{name: np.array(value) for name, value in arrays.items()})
+    with pytest.raises(BrokenDataset, match="odd"):
+        load(str(tmp_path / "odd.npz"))
+
+
+def test_ones_own_csv_has_a_column_for_labels_and_may_have_one_for_users(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("width,label,user,height\n1,yes,ann,2\n3,no,bob,4.5\n5,yes,ann,6\n")
+    found = load(str(tmp_path / "mine.csv"))
+    assert (found.x.tolist(), found.class_names) == ([[1, 2], [3, 4.5], [5, 6]], ("no", "yes"))
+    assert (found.y.tolist(), users_of(found)) == ([1, 0, 1], ["ann", "bob", "ann"])
+
+
+def test_labels_that_are_numbers_keep_their_order(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("a,label\n0,10\n0,9\n0,2\n")
+    assert load(str(tmp_path / "mine.csv")).class_names == ("2", "9", "10")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a,b\n1,2\n", "a,label\nx,1\n", "a,label\n1,2,3\n", "label,a\n1\n", "label,a\n1,inf\n", "a,label\n"]
+)
+def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "odd.csv").write_text(text)
+    with pytest.raises(BrokenDataset, match="odd"):
+        load(str(tmp_path / "odd.csv"))
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").touch()
+    with pytest.raises(UsageError, match=r"nor a \.csv"):
+        load(str(tmp_path / "data.bin"))

@@ -1,0 +1,109 @@
+"""The reproductions are what the papers say, and what is said of their outcome is what the figures say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairfleet.common.errors import UsageError
+from fairfleet.lab.records import Ledger, Run
+from fairfleet.lab.reproductions import LETTERS, REPRODUCTIONS, reproduction
+from fairfleet.lab.reproductions.base import Reproduction, above, pooled
+from fairfleet.lab.results_page import write_page
+from tests.lab.test_sweeps import made
+
+EACH = pytest.mark.parametrize("one", REPRODUCTIONS.values(), ids=REPRODUCTIONS)
+
+
+@EACH
+def test_every_published_line_is_run(one: Reproduction) -> None:
+    planned = {f"{p.setting} / {p.label}" if p.setting else p.label for p in one.sweep.planned()}
+    assert one.published.keys() <= planned
+    columns = {column.name for column in one.columns}
+    assert all(set(line) <= columns for line in one.published.values())
+
+
+@EACH
+def test_the_quick_version_is_the_same_in_small(one: Reproduction) -> None:
+    quick, full = list(one.quick.planned()), list(one.sweep.planned())
+    assert {(p.setting, p.label) for p in quick} <= {(p.setting, p.label) for p in full}
+    assert len(quick) < len(full)
+    assert {p.experiment.data for p in quick} == {p.experiment.data for p in full}
+
+
+def test_names_and_letters_find_them_and_others_are_told_which_there_are() -> None:
+    assert reproduction("fedfv-table2") is reproduction("a") is LETTERS["A"]
+    with pytest.raises(UsageError, match="fedfv-table2"):
+        reproduction("fedfv-table9")
+
+
+def runs_of(one: Reproduction, accuracy: dict[str, list[float]]) -> list[Run]:
+    return [made(label, 0, values) for label, values in accuracy.items()]
+
+
+def test_figures_within_the_tolerance_agree_and_others_are_named() -> None:
+    one = reproduction("fedfv-table3")
+    runs = runs_of(one, {"FedAvg": [0.90, 0.87, 0.64], "FedFV α=1/3": [0.90, 0.87, 0.50]})
+    first, second = (
+        verdict for verdict in one.verdicts(one.lines(runs)) if "published" in verdict.words or "off" in verdict.words
+    )
+    assert first.holds
+    assert not second.holds
+    assert "std +16.28" in second.words
+
+
+def test_a_claim_waits_for_its_runs_and_then_says_by_how_much() -> None:
+    one = reproduction("fedfv-table2")
+    claim = above("FedFV τ=0", "FedAvg", "mean", "worst 5 %")
+    lines = {line.name: line for line in one.lines(runs_of(one, {"FedAvg": [0.2, 0.4]}))}
+    assert claim(lines) is None
+    both = {line.name: line for line in one.lines(runs_of(one, {"FedAvg": [0.2, 0.4], "FedFV τ=0": [0.3, 0.4]}))}
+    verdict = claim(both)
+    assert verdict is not None
+    assert verdict.holds
+    assert "mean +5.00, worst 5 % +10.00" in verdict.words
+
+
+def test_the_pooled_accuracy_is_over_samples() -> None:
+    run = made("x", 0, [0.5, 1.0]).model_copy(update={"tested": (100, 300)})
+    assert pooled(run) == pytest.approx(87.5)
+
+
+def changed(one: Reproduction, label: str) -> dict[str, Any]:
+    return next(p.experiment.model_dump(exclude_unset=True) for p in one.sweep.planned() if p.label == label)
+
+
+def test_setup_a_is_that_of_the_authors_code() -> None:
+    planned = changed(reproduction("A"), "FedAvg")
+    assert planned["rounds"] == 2001
+    assert planned["plan"] == {"epochs": 1, "batch_size": 0, "learning_rate": 0.1}
+    assert planned["model"].endswith("+probabilities")
+    assert changed(reproduction("A"), "q-FedAvg q=5")["loss"] == "after"
+
+
+def test_an_order_of_rules_agrees_only_if_every_step_of_it_does() -> None:
+    one = reproduction("D")
+    order = ["AdaFedAdam", "FedNova", "q-FedAvg q=1", "FedAdam", "FedAvg"]
+    falling = {label: [0.9 - 0.1 * place, 1.0] for place, label in enumerate(order)}
+    for accuracy, holds in ((falling, True), ({label: [0.5, 1.0] for label in order}, False)):
+        runs = [run.model_copy(update={"tested": (10, 10)}) for run in runs_of(one, accuracy)]
+        verdicts = one.verdicts(one.lines(runs))
+        assert [verdict.holds for verdict in verdicts] == [holds]
+
+
+def test_the_page_of_results_is_made_of_the_records_alone(tmp_path: Path) -> None:
+    one = reproduction("fedfv-table3")
+    planned = next(p for p in one.sweep.planned() if p.label == "FedAvg")
+    run = made("FedAvg", 0, [0.90, 0.87, 0.64]).model_copy(
+        update={"experiment": planned.experiment, "key": planned.experiment.key()}
+    )
+    Ledger(tmp_path / "results" / "fedfv-table3.jsonl").add(run)
+    (tmp_path / "docs").mkdir()
+    write_page(tmp_path / "docs" / "results.md", tmp_path / "results")
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert "| FedAvg | 1 | 64.00 (64.26) | 87.00 (87.03) | 90.00 (89.97) |" in page
+    assert "- agrees: FedAvg: mean and std within 2 of the published figures" in page
+    assert page.count("Not run yet.") == 4
+    assert (tmp_path / "docs" / "images" / "fedfv-table3-mean.png").exists()
