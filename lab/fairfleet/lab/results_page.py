@@ -17,7 +17,8 @@ OPENING = """# Results
 Published tables, run again with `fairfleet reproduce NAME`. This page is made from the records in `results/` by
 `fairfleet reproduce --page docs/results.md`; a run that is recorded is not run again, so the tables fill up over days.
 Each cell is what came out here, mean ± standard deviation over the seeds, and in brackets what was published.
-Accuracies are on every client's own test data. Times are of a machine with two shared cores, other work beside it.
+Accuracies are on every client's own test data. Times are on the wall, of a machine with two cores that did much else
+beside and paused some runs: they say what was waited, not what the work takes.
 """
 
 
