@@ -30,7 +30,8 @@ TILE = 12  # rows of a segment that stay in the cache while others pass by
 EVEN = 4  # BLAS takes so many rows at once: with a multiple of it, none is treated differently
 BLOCK = 1 << 23  # numbers that BLAS combines in one call: each call waits for its slowest thread
 COPIED = 1 << 19  # the same where the rows must be copied together first: what the cache holds
-COLUMNS = 1 << 17  # numbers that a column rule sees in one call
+WIDE = 4 * SEGMENT  # columns that are summed in float64 at a time: scratch memory no larger than for products
+COLUMNS = 1 << 15  # numbers that a column rule sees in one call
 
 
 class NumpyKernel:
@@ -182,13 +183,14 @@ def _sum_in_order(dots: Matrix) -> Matrix:
 
 def _add_up(rows: Sequence[Row], coefficients: Matrix, chunk: Chunk, out: Row) -> None:
     """A weighted sum in float64, row by row in the order given."""
-    total, spare = workspace(2 * (chunk.stop - chunk.start)).reshape(2, -1)
-    total.fill(0.0)
-    for row, coefficient in zip(rows, coefficients.tolist(), strict=True):
-        np.copyto(spare, row[chunk.start : chunk.stop])  # far faster than a product of mixed types
-        np.multiply(spare, coefficient, out=spare)
-        np.add(total, spare, out=total)
-    np.copyto(out[chunk.start : chunk.stop], total, casting="same_kind")
+    for start, stop in pieces(chunk, WIDE):
+        total, spare = workspace(2 * (stop - start)).reshape(2, -1)
+        total.fill(0.0)
+        for row, coefficient in zip(rows, coefficients.tolist(), strict=True):
+            np.copyto(spare, row[start:stop])  # far faster than a product of mixed types
+            np.multiply(spare, coefficient, out=spare)
+            np.add(total, spare, out=total)
+        np.copyto(out[start:stop], total, casting="same_kind")
 
 
 def _weighted_sum(matrix: Row, coefficients: Row, chunk: Chunk, out: Row) -> None:
