@@ -189,10 +189,10 @@ class Store:
         if not self._database.elsewhere:
             return
         here, there = self._database.mark(), self._get("directory")
-        if there is None:
+        if there is None and self._may_migrate:
             with self._engine.begin() as connection:
                 _put(connection, "directory", here)
-        elif here != there:
+        elif there is not None and here != there:
             raise StateDirError(
                 f"{self.folder} and database {self._database.name} belong to different federations. "
                 "Give the --state-dir that was used with this database, or a new one and a new database."
