@@ -9,7 +9,7 @@ inner products.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, groupby, takewhile
+from itertools import groupby, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ from fairfleet.server.blocks import (
 TILE = 12  # rows of a segment that stay in the cache while others pass by
 EVEN = 4  # BLAS takes so many rows at once: with a multiple of it, none is treated differently
 BLOCK = 1 << 23  # numbers that BLAS combines in one call: each call waits for its slowest thread
-COPIED = 1 << 19  # the same where the rows must be copied together first: what the cache holds
-WIDE = 4 * SEGMENT  # columns that are summed in float64 at a time: scratch memory no larger than for products
+WIDE = 4 * SEGMENT  # columns that are summed row by row at a time: scratch memory no larger than for products
 COLUMNS = 1 << 15  # numbers that a column rule sees in one call
 
 
@@ -65,7 +64,7 @@ class NumpyKernel:
             if whole:
                 _weighted_sum(matrix, narrow, Chunk(layer, start, stop), out)
             else:
-                _gathered_sum(rows, narrow, Chunk(layer, start, stop), out)
+                _sum_row_by_row(rows, narrow, Chunk(layer, start, stop), out)
 
     def columns(self, rows: Sequence[Row], reduce: ColumnRule, cuts: Sequence[Chunk], out: Row) -> None:
         width = max(COLUMNS // len(rows), 1)
@@ -88,7 +87,7 @@ class Laid:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.size = len(rows)
-        self.lines = -(-len(rows) // EVEN) * EVEN
+        self.lines = _even(len(rows))
         self._parts: list[tuple[int, Row]] = []
         at = 0
         for run in _even_runs(rows):
@@ -139,12 +138,12 @@ def _chunk_products(tiles: Sequence[Laid], last: Laid, new: int, chunk: Chunk) -
 
 
 Copies = list[tuple[Matrix, Row]]
-Products = list[tuple[Matrix, Matrix, list[Matrix]]]  # lines, a line, and per segment where their products go
+Product = tuple[Matrix, Matrix, list[Matrix]]  # lines, a line, and per segment where their products go
 
 
 def _plan(
     tiles: Sequence[Laid], last: Laid, new: int, space: Matrix, length: int, dots: Matrix
-) -> Iterator[tuple[Copies, Products]]:
+) -> Iterator[tuple[Copies, list[Product]]]:
     """What is done in each segment of this length: prepared once, since Python would hold up both threads.
 
     A matrix times a vector is one dot product per row, in the same order of terms for each as long as the rows are
@@ -155,15 +154,23 @@ def _plan(
     lines[last.size :] = 0.0
     old, before = last.size - new, TILE * len(tiles)
 
-    def products(tile: Matrix, first: int, at: int) -> Products:
-        """The tile, which starts at column `at`, times the new rows from `first` on."""
-        return [(tile, lines[old + k], list(dots[:, k, at : at + len(tile)])) for k in range(first, new)]
+    def product(tile: Matrix, k: int, at: int) -> Product:
+        """The tile, which starts at column `at`, times a new row."""
+        return tile, lines[old + k], list(dots[:, k, at : at + len(tile)])
 
-    parts = (products(lines[at : at + TILE], max(at - old, 0), before + at) for at in range(0, last.lines, TILE))
-    yield last.into(lines), list(chain.from_iterable(parts))
+    own = [
+        product(lines[at : min(at + TILE, _even(old + k + 1))], k, before + at)  # later rows have their own turn
+        for k in range(new)
+        for at in range(0, old + k + 1, TILE)
+    ]
+    yield last.into(lines), own
     side = space[-TILE * length :].reshape(TILE, length) if tiles else space
     for place, tile in enumerate(tiles):
-        yield tile.into(side), products(side, 0, place * TILE)
+        yield tile.into(side), [product(side, k, place * TILE) for k in range(new)]
+
+
+def _even(rows: int) -> int:
+    return -(-rows // EVEN) * EVEN
 
 
 def mirrored(total: Matrix) -> Matrix:
@@ -195,25 +202,20 @@ def _add_up(rows: Sequence[Row], coefficients: Matrix, chunk: Chunk, out: Row) -
 
 def _weighted_sum(matrix: Row, coefficients: Row, chunk: Chunk, out: Row) -> None:
     """A weighted sum in float32. BLAS brings its own threads."""
-    for start, stop in pieces(chunk, _width(BLOCK, matrix)):
+    width = max(BLOCK // len(matrix) // SEGMENT, 1) * SEGMENT
+    for start, stop in pieces(chunk, width):
         np.matmul(coefficients, matrix[:, start:stop], out=out[start:stop])
 
 
-def _gathered_sum(rows: Sequence[Row], coefficients: Row, chunk: Chunk, out: Row) -> None:
-    """The same for rows that are not one matrix: they are made one, block by block, in the cache."""
-    width = _width(COPIED, rows)
+def _sum_row_by_row(rows: Sequence[Row], coefficients: Row, chunk: Chunk, out: Row) -> None:
+    """The same for rows that are not one matrix: cheaper than to make them one."""
 
     def work(part: Chunk) -> None:
-        size = part.stop - part.start
-        block = workspace(len(rows) * width).view(np.float32)[: len(rows) * size].reshape(len(rows), size)
-        for target, row in zip(block, rows, strict=True):
-            np.copyto(target, row[part.start : part.stop])
-        np.dot(coefficients, block, out=out[part.start : part.stop])
+        total = out[part.start : part.stop]
+        term = workspace(WIDE).view(np.float32)[: len(total)]
+        np.multiply(rows[0][part.start : part.stop], coefficients[0], out=total)
+        for row, coefficient in zip(rows[1:], coefficients[1:], strict=True):
+            np.multiply(row[part.start : part.stop], coefficient, out=term)
+            np.add(total, term, out=total)
 
-    with own_threads():
-        spread(work, [Chunk(chunk.layer, start, stop) for start, stop in pieces(chunk, width)])
-
-
-def _width(numbers: int, rows: Sequence[Row] | Row) -> int:
-    """How many columns of these rows are so many numbers."""
-    return max(numbers // len(rows) // SEGMENT, 1) * SEGMENT
+    spread(work, [Chunk(chunk.layer, start, stop) for start, stop in pieces(chunk, WIDE)])
