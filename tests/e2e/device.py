@@ -58,6 +58,9 @@ class Device:
         return chunks, encoded
 
     def open(self, encoded: Encoded, **fields: Any) -> pb.OpenUploadResponse:
+        return self.stub.OpenUpload(self.announcement(encoded, **fields), timeout=10)
+
+    def announcement(self, encoded: Encoded, **fields: Any) -> pb.OpenUploadRequest:
         known = {
             "session": self.session,
             "round": self.task.round,
@@ -67,7 +70,11 @@ class Device:
             "digest": encoded.digest,
             "report": REPORT,
         }
-        return self.stub.OpenUpload(pb.OpenUploadRequest(**(known | fields)), timeout=10)
+        return pb.OpenUploadRequest(**(known | fields))
+
+    def open_and_send(self, announced: bytes, chunks: Iterable[Chunk]) -> pb.Receipt:
+        metadata = (("fairfleet-announced-bin", announced),)
+        return self.stub.SendUpload(iter(chunks), metadata=metadata, timeout=20).receipt
 
     def send(self, upload: bytes, chunks: Iterable[Chunk]) -> pb.Receipt:
         stream: Iterator[Chunk] = iter(chunks)

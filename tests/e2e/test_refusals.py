@@ -298,6 +298,37 @@ def test_a_stream_without_an_open_upload(device: Device) -> None:
         device.send(b"no such upload", chunks)
 
 
+def test_an_update_that_is_opened_and_sent_in_one_call_counts_once(device: Device) -> None:
+    chunks, encoded = device.encode()
+    announced = device.announcement(encoded).SerializeToString()
+    first, again = (device.open_and_send(announced, chunks) for _ in range(2))
+    assert first.outcome == again.outcome == pb.OUTCOME_COUNTED
+    assert first.digest == again.digest == encoded.digest
+
+
+def test_one_call_does_not_send_again_what_is_here(device: Device) -> None:
+    chunks, encoded = device.encode()
+    with pytest.raises(grpc.RpcError):  # the stream ends too early, and leaves its first chunks here
+        device.send(device.open(encoded).upload, chunks[:3])
+    with refused(Code.FAILED_PRECONDITION, "a part of this update is here already"):
+        device.open_and_send(device.announcement(encoded).SerializeToString(), chunks)
+    opened = device.open(encoded)
+    rest = [chunk for chunk in chunks if chunk.offset_bytes >= opened.offset_bytes]
+    assert 0 < len(rest) < len(chunks)
+    assert device.send(opened.upload, rest).outcome == pb.OUTCOME_COUNTED
+
+
+def test_one_call_is_refused_as_its_two_halves_are(device: Device) -> None:
+    chunks, encoded = device.encode()
+    wrong = device.announcement(encoded, model_digest=bytes(32)).SerializeToString()
+    with refused(Code.FAILED_PRECONDITION, "was computed on model"):
+        device.open_and_send(wrong, chunks)
+    with refused(Code.DATA_LOSS, "checksum"):
+        device.open_and_send(device.announcement(encoded).SerializeToString(), corrupted(chunks))
+    with refused(Code.INVALID_ARGUMENT, "not a serialized OpenUploadRequest"):
+        device.open_and_send(b"\xff\xff", chunks)
+
+
 def sent(device: Device, change: Callable[[list[Chunk]], list[Chunk]], **fields: Any) -> pb.Receipt:
     chunks, encoded = device.encode()
     return device.send(device.open(encoded, **fields).upload, change(chunks))

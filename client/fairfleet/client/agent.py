@@ -9,6 +9,7 @@ import logging
 import secrets
 import time
 from pathlib import Path
+from typing import Any
 
 from fairfleet.client.heartbeat import Heartbeat
 from fairfleet.client.held import DAMAGED_TRANSFERS, HeldModel
@@ -115,13 +116,14 @@ class Agent:
 
     def _train(self, asked: pb.TrainTask) -> None:
         federation, digest = self._link.joined.federation, asked.model.digest.hex()
-        spooled = self._spool.find(federation, asked.round, digest)
-        if spooled is None:
-            self._settle(federation)
-            self._held.fetch(asked.model)
-            with self._heartbeat.during(asked.id) as progress:
-                spooled = self._make_update(asked, progress, federation)
-        self._upload(spooled)
+        if spooled := self._spool.find(federation, asked.round, digest):
+            self._upload(spooled, begun=True)
+            return
+        self._settle(federation)
+        self._held.fetch(asked.model)
+        with self._heartbeat.during(asked.id) as progress:
+            spooled = self._make_update(asked, progress, federation)
+        self._upload(spooled, begun=False)
 
     def _make_update(self, asked: pb.TrainTask, progress: Progress, federation: str) -> Spooled:
         began = time.perf_counter()
@@ -142,14 +144,15 @@ class Agent:
             error_feedback=asked.error_feedback,
         )
 
-    def _upload(self, spooled: Spooled) -> None:
-        """Sends what the server has not got yet, however often the link breaks, until there is a receipt."""
+    def _upload(self, spooled: Spooled, *, begun: bool) -> None:
+        """Sends what the server has not got yet, however often the link breaks, until there is a receipt.
+
+        `begun`: it may have a part of it.
+        """
         damaged = 0
         for pause in pauses():
-            opened = self._announce(spooled)
             try:
-                rest = self._spool.messages_from(opened.offset_bytes)
-                receipt = opened.receipt if opened.HasField("receipt") else self._link.send(opened.upload, rest)
+                receipt = self._send_rest(spooled) if begun else self._send_whole(spooled)
             except (Corrupted, OutOfOrder):
                 damaged += 1
                 if damaged == DAMAGED_TRANSFERS:
@@ -160,17 +163,17 @@ class Agent:
                 if receipt.outcome != pb.OUTCOME_COUNTED:
                     log.info("the update for round %d does not count: %s", spooled.round, receipt.reason)
                 return
+            begun = True
             self._link.wait(pause)
 
-    def _announce(self, spooled: Spooled) -> pb.OpenUploadResponse:
-        return self._link.open_upload(
-            round=spooled.round,
-            model_digest=bytes.fromhex(spooled.model_digest),
-            codec=spooled.codec,
-            size_bytes=spooled.size_bytes,
-            digest=bytes.fromhex(spooled.digest),
-            report=wire.report_out(spooled.report),
-        )
+    def _send_whole(self, spooled: Spooled) -> pb.Receipt | None:
+        return self._link.open_and_send(self._spool.messages_from(0), **_announced(spooled))
+
+    def _send_rest(self, spooled: Spooled) -> pb.Receipt | None:
+        opened = self._link.open_upload(**_announced(spooled))
+        if opened.HasField("receipt"):
+            return opened.receipt
+        return self._link.send(opened.upload, self._spool.messages_from(opened.offset_bytes))
 
     def _settle(self, federation: str) -> None:
         """Asks what became of an update whose receipt never came, or did not hold for good."""
@@ -178,7 +181,7 @@ class Agent:
         if spooled is None:
             return
         try:
-            opened = self._announce(spooled)
+            opened = self._link.open_upload(**_announced(spooled))
             counted = opened.HasField("receipt") and _counts(opened.receipt, spooled)
         except FINAL:
             raise
@@ -204,6 +207,18 @@ class Agent:
             self._link.report_evaluation(version=version, failure=f"{type(error).__name__}: {error}"[:300])
             return
         self._link.report_evaluation(version=version, evaluation=wire.evaluation_out(evaluation))
+
+
+def _announced(spooled: Spooled) -> dict[str, Any]:
+    """What an OpenUploadRequest says of it."""
+    return {
+        "round": spooled.round,
+        "model_digest": bytes.fromhex(spooled.model_digest),
+        "codec": spooled.codec,
+        "size_bytes": spooled.size_bytes,
+        "digest": bytes.fromhex(spooled.digest),
+        "report": wire.report_out(spooled.report),
+    }
 
 
 def _counts(receipt: pb.Receipt, spooled: Spooled) -> bool:

@@ -33,16 +33,13 @@ class Heartbeat:
     def during(self, task: str) -> Iterator[Progress]:
         """Beats as long as the block runs; the task calls what this gives, which raises when it is to stop."""
         self._latest, self._verdict = (0, 0, 0.0), None
-        self._set(task)
-        try:
-            yield self._progress
-        finally:
-            self._set("")
-
-    def _set(self, task: str) -> None:
         with self._changed:
             self._task = task
             self._changed.notify()
+        try:
+            yield self._progress
+        finally:
+            self._task = ""  # the thread need not hear of it at once: it looks before it beats
 
     def _progress(self, done: int, planned: int, loss: float) -> None:
         self._latest = (done, planned, loss)

@@ -17,7 +17,7 @@ import grpc
 
 from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
 from fairfleet.common.keepalive import CLIENT_OPTIONS
-from fairfleet.common.wire import UPLOAD_METADATA
+from fairfleet.common.wire import ANNOUNCED_METADATA, UPLOAD_METADATA
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
 
@@ -120,9 +120,17 @@ class Link:
         return call
 
     def send(self, upload: bytes, messages: Iterator[bytes]) -> pb.Receipt | None:
-        """One try at an upload; None when the stream broke: open it again to learn where to go on."""
+        """One try at the rest of an upload; None when the stream broke: open it again to learn where to go on."""
+        return self._stream(messages, UPLOAD_METADATA, upload)
+
+    def open_and_send(self, messages: Iterator[bytes], **fields: Any) -> pb.Receipt | None:
+        """The same for an upload of which nothing was sent yet, in one call."""
+        announced = pb.OpenUploadRequest(session=self.joined.session, **fields)
+        return self._stream(messages, ANNOUNCED_METADATA, announced.SerializeToString())
+
+    def _stream(self, messages: Iterator[bytes], key: str, value: bytes) -> pb.Receipt | None:
         try:
-            response: pb.SendUploadResponse = self._send(messages, metadata=((UPLOAD_METADATA, upload),))
+            response: pb.SendUploadResponse = self._send(messages, metadata=((key, value),))
             return response.receipt
         except (grpc.RpcError, ValueError) as error:
             code = self._code(error)

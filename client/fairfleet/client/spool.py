@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairfleet.client.residual import Residual
@@ -73,7 +73,7 @@ class Spool:
                 feedback.digest = encoded.digest
         spooled = Spooled(federation, round, model_digest, codec, encoded.digest.hex(), encoded.size_bytes, report)
         beside = self._header.with_suffix(".new")
-        beside.write_text(json.dumps({**asdict(spooled), "report": report.model_dump()}), encoding="utf-8")
+        beside.write_text(json.dumps({**vars(spooled), "report": report.model_dump()}), encoding="utf-8")
         os.replace(beside, self._header)  # only now is there an update
         return spooled
 

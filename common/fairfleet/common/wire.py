@@ -15,7 +15,8 @@ from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import model_pb2
 
 PROTOCOL_VERSION = 1
-UPLOAD_METADATA = "fairfleet-upload-bin"
+UPLOAD_METADATA = "fairfleet-upload-bin"  # of an upload that was opened: its token
+ANNOUNCED_METADATA = "fairfleet-announced-bin"  # of one that is opened and sent in one call: its OpenUploadRequest
 
 _SOLVERS = {"sgd": pb.SOLVER_SGD, "adam": pb.SOLVER_ADAM}
 

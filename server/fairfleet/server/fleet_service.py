@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from fairfleet.common import wire
 from fairfleet.common.codecs import needs
 from fairfleet.common.errors import (
@@ -144,6 +146,12 @@ class FleetService:
                 self._coordinator.traffic.sent_bytes += len(message)
 
     async def OpenUpload(self, request: pb.OpenUploadRequest, context: Context) -> pb.OpenUploadResponse:  # noqa: N802
+        opened = await self._open(request)
+        if isinstance(opened, Receipt):
+            return pb.OpenUploadResponse(receipt=receipt_out(opened))
+        return pb.OpenUploadResponse(upload=opened.token, offset_bytes=opened.offset_bytes)
+
+    async def _open(self, request: pb.OpenUploadRequest) -> Upload | Receipt:
         coordinator = self._coordinator
         client = coordinator.session(request.session).client
         with self._counting_refusals():
@@ -152,14 +160,21 @@ class FleetService:
             opened = await coordinator.open_upload(request.session, announced, request.model_digest)
         if isinstance(opened, Receipt):
             coordinator.traffic.outcomes["repeated" if opened.counted else "late"] += 1
-            return pb.OpenUploadResponse(receipt=receipt_out(opened))
-        return pb.OpenUploadResponse(upload=opened.token, offset_bytes=opened.offset_bytes)
+        return opened
 
     async def SendUpload(self, stream: AsyncIterator[bytes], context: Context) -> pb.SendUploadResponse:  # noqa: N802
         coordinator = self._coordinator
         metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
-        token = metadata.get(wire.UPLOAD_METADATA, b"")
-        upload = coordinator.upload(token)
+        if wire.ANNOUNCED_METADATA in metadata:
+            opened = await self._open(announced_in(metadata[wire.ANNOUNCED_METADATA]))
+            if isinstance(opened, Receipt):
+                return pb.SendUploadResponse(receipt=receipt_out(opened))
+            if opened.offset_bytes:
+                raise WrongState("a part of this update is here already; open it to learn where to go on")
+            upload, token = opened, opened.token
+        else:
+            token = metadata.get(wire.UPLOAD_METADATA, b"")
+            upload = coordinator.upload(token)
         try:
             with coordinator.transferring(upload.announced.client), self._counting_refusals():
                 with self._measuring(upload):
@@ -228,6 +243,13 @@ async def _receive(stream: AsyncIterator[bytes], take: Callable[[list[bytes]], A
     if taking is not None:
         await taking
     return waiting
+
+
+def announced_in(data: bytes) -> pb.OpenUploadRequest:
+    try:
+        return pb.OpenUploadRequest.FromString(data)
+    except DecodeError:
+        raise BadRequest(f"{wire.ANNOUNCED_METADATA} is not a serialized OpenUploadRequest") from None
 
 
 def outcome(receipt: Receipt) -> pb.Outcome.ValueType:

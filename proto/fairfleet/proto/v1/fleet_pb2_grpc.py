@@ -145,7 +145,12 @@ class FleetServicer(object):
         OpenUpload answered, as `fairfleet-upload-bin`. When it breaks, open the upload again: the answer
         says where to go on. The receipt comes when the update is as durable as it says.
 
-        FAILED_PRECONDITION  the upload is not open (another OpenUpload replaced it): open it again.
+        An update of which nothing was sent yet may go without OpenUpload, which saves a round trip: the
+        metadata then carry the serialized OpenUploadRequest, as `fairfleet-announced-bin`, and the chunks
+        begin at 0. What OpenUpload would refuse is refused here with the same code.
+
+        FAILED_PRECONDITION  the upload is not open (another OpenUpload replaced it), or the server has a
+        part of what was announced with it: open it again.
         DATA_LOSS            a chunk does not match its checksum, or the whole does not match the digest:
         open the upload again.
         OUT_OF_RANGE         a chunk is not the one that follows: open the upload again.
