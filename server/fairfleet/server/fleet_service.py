@@ -24,9 +24,10 @@ from fairfleet.common.errors import (
 )
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.codec_policy import Uplinks
-from fairfleet.server.coordinator import Coordinator, Receipt
+from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.handlers import Context
 from fairfleet.server.intake import raw_bytes
+from fairfleet.server.reception import Receipt
 from fairfleet.server.roster import Assignment
 from fairfleet.server.rounds import Phase
 from fairfleet.server.sessions import Member
@@ -149,31 +150,31 @@ class FleetService:
         with self._counting_refusals():
             report = wire.report_in(request.report)
             announced = Announced(client, request.round, request.codec, request.size_bytes, request.digest, report)
-            opened = await coordinator.open_upload(request.session, announced, request.model_digest)
+            opened = await coordinator.uploads.open(announced, request.model_digest)
         if isinstance(opened, Receipt):
             coordinator.traffic.outcomes["repeated" if opened.counted else "late"] += 1
             return pb.OpenUploadResponse(receipt=receipt_out(opened))
         return pb.OpenUploadResponse(upload=opened.token, offset_bytes=opened.offset_bytes)
 
     async def SendUpload(self, stream: AsyncIterator[bytes], context: Context) -> pb.SendUploadResponse:  # noqa: N802
-        coordinator = self._coordinator
+        coordinator, uploads = self._coordinator, self._coordinator.uploads
         metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
         token = metadata.get(wire.UPLOAD_METADATA, b"")
-        upload = coordinator.upload(token)
+        upload = uploads.under_way(token)
         try:
             with coordinator.transferring(upload.announced.client), self._counting_refusals():
                 with self._measuring(upload):
-                    rest = await _receive(stream, lambda messages: coordinator.take_chunks(upload, token, messages))
-                receipt = await coordinator.complete(upload, token, rest)
+                    rest = await _receive(stream, lambda messages: uploads.take_chunks(upload, token, messages))
+                receipt = await uploads.complete(upload, token, rest)
                 coordinator.traffic.outcomes["late"] += not receipt.counted
                 return pb.SendUploadResponse(receipt=receipt_out(receipt))
         except Refused as error:
             if isinstance(error, BadRequest):
-                coordinator.discard(upload)
+                uploads.discard(upload)
             where = f"update of {upload.announced.client} for round {upload.announced.round}"
             raise type(error)(f"{where}: {error}") from None
         except OSError as error:
-            coordinator.discard(upload)  # what is on the disk may not be what was received
+            uploads.discard(upload)  # what is on the disk may not be what was received
             raise TryLater(f"the server cannot write to its disk: {error.strerror}") from error
 
     @contextlib.contextmanager
