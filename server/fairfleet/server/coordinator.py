@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 
 from fairfleet.common.errors import Revoked, short
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
+from fairfleet.server.committing import Proposal
 from fairfleet.server.downlink import Downlink
 from fairfleet.server.publication import Publication
 from fairfleet.server.reception import Reception, Traffic
@@ -54,6 +55,7 @@ class Coordinator:
         updates, actions = await self._loop.open()
         await self.uploads.restore(updates)
         self._loop.go_on(actions)
+        self._alone_since = self._said_so = self._now()
         self._loop.tasks.spawn(self._sweep())
 
     def let_go(self) -> None:
@@ -90,6 +92,11 @@ class Coordinator:
         return self._loop.committer.publication
 
     @property
+    def proposal(self) -> Proposal | None:
+        """The step that is being tried, if one is."""
+        return self._loop.verifying.proposal if self._loop.verifying else None
+
+    @property
     def downlink(self) -> Downlink:
         return self._loop.committer.downlink
 
@@ -120,6 +127,8 @@ class Coordinator:
         joined = pb.ClientJoined(client=member.client, device=member.device, train_samples=member.train_samples)
         joined.connected = len(self.sessions)
         self._loop.emit(client_joined=joined)
+        if self.doing(member.client) == "verify" and not member.verifies:  # as it may have before it was restarted
+            await self._lost(member.client)
         await self._loop.record()
         return session
 
@@ -190,6 +199,12 @@ class Coordinator:
     async def report_evaluation(self, id: str, version: int, evaluation: Evaluation | None, failure: str) -> None:
         client = self.session(id).client
         await self._loop.tasks.whole(self._loop.take_evaluation(client, version, evaluation, failure))
+
+    async def report_verification(
+        self, id: str, number: int, step: bytes, losses: Sequence[float], failure: str
+    ) -> None:
+        client = self.session(id).client
+        await self._loop.tasks.whole(self._loop.take_trial(client, number, step, losses, failure))
 
     # ---- operators -----------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from fairfleet.server.codec_policy import Uplinks
 from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.handlers import Context
 from fairfleet.server.intake import raw_bytes
+from fairfleet.server.publication import Publication
 from fairfleet.server.reception import Receipt
 from fairfleet.server.roster import Assignment
 from fairfleet.server.rounds import Phase
@@ -61,6 +62,7 @@ class FleetService:
             request.train_samples,
             request.test_samples,
             tuple(request.codecs),
+            request.verifies,
         )
         self._codecs.choose(member.client, member.codecs)  # or it is refused here, not when it has trained
         session = await self._coordinator.join(member)
@@ -106,6 +108,8 @@ class FleetService:
         left = max(0.0, assignment.ends - asyncio.get_running_loop().time())
         if assignment.kind == "evaluate":
             return pb.NextTaskResponse(evaluate=pb.EvaluateTask(id=assignment.id, model=model, seconds_left=left))
+        if assignment.kind == "verify":
+            return self._verify_task(assignment, model, left)
         plan = coordinator.plan.for_client(member.client, assignment.version)
         return pb.NextTaskResponse(
             train=pb.TrainTask(
@@ -120,19 +124,33 @@ class FleetService:
             )
         )
 
+    def _verify_task(self, assignment: Assignment, model: pb.ModelRef, left: float) -> pb.NextTaskResponse:
+        proposal = self._coordinator.proposal
+        if proposal is None:
+            raise TryLater("the step was just taken; ask again")
+        step, halvings = self._change(proposal.publication), proposal.trials.halvings
+        task = pb.VerifyTask(id=assignment.id, model=model, step=step, halvings=halvings, seconds_left=left)
+        return pb.NextTaskResponse(verify=task)
+
     def _changes(self, member: Member) -> list[pb.Change]:
         downlink = self._coordinator.downlink
         if not needs(downlink.codec) <= set(member.codecs):
             return []
-        return [
-            pb.Change(version=c.version, digest=c.digest, size_bytes=c.size_bytes, codec=downlink.codec)
-            for c in downlink.changes
-        ]
+        return [self._change(change) for change in downlink.changes]
+
+    def _change(self, change: Publication) -> pb.Change:
+        return pb.Change(
+            version=change.version,
+            digest=change.digest,
+            size_bytes=change.size_bytes,
+            codec=self._coordinator.downlink.codec,
+            halvings=change.halvings,
+        )
 
     async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:  # noqa: N802
         client = self._coordinator.session(request.session).client
         newest = self._coordinator.publication
-        kept = self._coordinator.downlink.changes if request.change else (newest,)
+        kept = self._kept_changes() if request.change else (newest,)
         publication = next((found for found in kept if found.version == request.version), None)
         if publication is None:
             raise NotKept(
@@ -143,6 +161,11 @@ class FleetService:
             for message in publication.messages_from(request.offset_bytes):
                 yield message
                 self._coordinator.traffic.sent_bytes += len(message)
+
+    def _kept_changes(self) -> tuple[Publication, ...]:
+        """Those that lead to committed versions, and the step that is being tried."""
+        proposal = self._coordinator.proposal
+        return (*self._coordinator.downlink.changes, *((proposal.publication,) if proposal else ()))
 
     async def OpenUpload(self, request: pb.OpenUploadRequest, context: Context) -> pb.OpenUploadResponse:  # noqa: N802
         coordinator = self._coordinator
@@ -199,6 +222,15 @@ class FleetService:
         failure = short(request.failure, 300)
         await self._coordinator.report_evaluation(request.session, request.version, evaluation, failure)
         return pb.ReportEvaluationResponse()
+
+    async def ReportVerification(  # noqa: N802
+        self, request: pb.ReportVerificationRequest, context: Context
+    ) -> pb.ReportVerificationResponse:
+        failure = short(request.failure, 300)
+        await self._coordinator.report_verification(
+            request.session, request.round, request.step_digest, request.losses, failure
+        )
+        return pb.ReportVerificationResponse()
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:  # noqa: N802
         coordinator = self._coordinator

@@ -16,6 +16,7 @@ from fairfleet.common import wire
 from fairfleet.common.errors import Refused, TryLater, WrongState
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
+from fairfleet.server.descent_records import Reported, late_report_write
 from fairfleet.server.round_loop import RoundLoop
 from fairfleet.server.rounds import Phase, Round
 from fairfleet.server.store import StoredUpdate, Write
@@ -111,7 +112,8 @@ class Reception:
                     return Receipt(number, found[0].digest, counted=True, durable=self._intake.durable)
             if self._loop.round.phase in (Phase.WAITING, Phase.TRAINING, Phase.EVALUATING):
                 return None
-            if self._loop.round.phase is Phase.AGGREGATING and self._loop.committer.wants_late(client, number, ahead=1):
+            over = self._loop.round.phase is Phase.FINISHED
+            if not over and self._loop.committer.wants_late(client, number, ahead=1):
                 raise TryLater(f"round {number} is being committed without {client}; try again in a moment")
         if stored := await self._threads.in_database(self._store.update_of, client, number):
             return Receipt(number, stored.digest, counted=True, durable=True)
@@ -161,7 +163,8 @@ class Reception:
             raise TryLater(f"the server cannot write to its disk: {error.strerror}") from error
         finally:
             self._intake.give_back(upload)
-        await self._threads.in_database(self._store.write, self._store.history_write([update]))
+        report = late_report_write(update.client, Reported(update.report.loss_before, update.round))
+        await self._threads.in_database(self._store.write, self._store.history_write([update]), report)
         await self._threads.in_aggregator(self._loop.committer.late_is_named, update)
 
     async def _arrive(self, upload: Upload) -> Receipt:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fairfleet.common import wire
@@ -18,8 +19,10 @@ from fairfleet.common.errors import short
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
+from fairfleet.server.aftermath import Aftermath, Measured
 from fairfleet.server.broadcast import Broadcast
-from fairfleet.server.committing import Committed, Committer, record_out
+from fairfleet.server.committing import Committed, Committer, Proposal, record_out
+from fairfleet.server.descent_records import trial_write, trials_of
 from fairfleet.server.intake import Intake
 from fairfleet.server.roster import Roster
 from fairfleet.server.rounds import Phase, Round
@@ -30,6 +33,7 @@ from fairfleet.server.settings import ServerSettings
 from fairfleet.server.store import Fact, Store, StoredUpdate, Write
 from fairfleet.server.tasks import Tasks
 from fairfleet.server.threads import Threads
+from fairfleet.server.verifying import Verifying
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +42,7 @@ class RoundLoop:
     """Holds the round under way, and everything that its events and actions concern."""
 
     committer: Committer
+    aftermath: Aftermath
 
     def __init__(self, store: Store, settings: ServerSettings, recipe: Recipe, sessions: Sessions) -> None:
         self.broadcast = Broadcast()
@@ -52,11 +57,15 @@ class RoundLoop:
         self.stopping = False  # the server, not the federation: nothing new is begun
         self.rows_evicted = 0  # from the history, since the start
         self.all_told = asyncio.Event()  # that the federation is finished: nobody is connected any more
+        self.verifying: Verifying | None = None  # the step that is being tried
         self._settings, self._recipe = settings, recipe
+        self._terms = settings.verification.terms() if settings.verification else None
+        self._may_verify = self._terms is not None or recipe.rule.needs().line_search
         self._deadline: asyncio.TimerHandle | None = None
         self._ends = 0.0  # when it passes, in the event loop's time
         self._evaluation = pb.EvaluationFinished()  # of the evaluation under way, so far
         self._asked_at = self._now()
+        self._training_seconds = 0.0  # of the round, once it aggregates
 
     # ---- life ----------------------------------------------------------------------------------
 
@@ -68,6 +77,7 @@ class RoundLoop:
             Committer.open, self.store, stored.number, self._recipe, self._settings.history, down.downlink, down.changes
         )
         await self.threads.in_database(self.store.delete_unnamed, stored.number)
+        self.aftermath = await self.threads.in_database(Aftermath, self.store, stored.number)
         updates = {update.client: update for update in self.store.updates_of(stored.number) if update.file}
         self.round, actions = rounds.resume(stored, self.policy, frozenset(updates))
         phase, received = self.round.phase.value, len(self.round.received)
@@ -112,6 +122,22 @@ class RoundLoop:
             self._evaluation.reported += evaluation is not None
             write = self.store.evaluation_write(version, client, evaluation, failure)
             await self.apply(rounds.Evaluated(client), writes=[write], news=[{"evaluation_reported": reported}])
+
+    async def take_trial(self, client: str, number: int, step: bytes, losses: Sequence[float], failure: str) -> None:
+        async with self.lock:
+            verifying = self.verifying
+            if verifying is None or verifying.step != step or self.round.number != number:
+                return  # too late to be of use
+            if self.round.phase is not Phase.VERIFYING or client not in self.round.asked:
+                return  # a repetition, or too late as well
+            if not failure:
+                verifying.check(client, losses)
+            found = None if failure else tuple(losses)
+            verifying.take(client, found)
+            self.roster.release([client])
+            tried = pb.StepTried(client=client, losses=found or (), failure=failure)
+            write = trial_write(number, client, step, found, failure)
+            await self.apply(rounds.StepTried(client), writes=[write], news=[{"step_tried": tried}])
 
     async def record(self, *events: rounds.Event) -> None:
         await self.tasks.whole(self._locked(*events))
@@ -181,8 +207,16 @@ class RoundLoop:
                 self.roster.release(clients)
                 for client in clients:
                     self.intake.drop_of(client, round.number)
+            case rounds.Verify(clients) if self.verifying:
+                self._set_deadline(self.scheduler.patience(round.phase))
+                self.roster.assign("verify", round.number, round.attempt, clients, self._ends)
+                halvings = self.verifying.proposal.trials.halvings
+                self.emit(verification_started=pb.VerificationStarted(clients=sorted(clients), halvings=halvings))
+            case rounds.Commit():
+                self.tasks.spawn(self._take_step())
             case rounds.Aggregate(clients):
-                self.committer.publication.retire()
+                if not self._may_verify:  # else whoever tries the step may need the model before it
+                    self.committer.publication.retire()
                 self.emit(aggregation_started=pb.AggregationStarted(updates=len(clients)))
                 self.tasks.spawn(self._aggregate(clients))
             case rounds.Finish(reason):
@@ -203,14 +237,41 @@ class RoundLoop:
         async with self.lock:
             if (self.round.number, self._ends) != (number, ends):
                 return  # while this waited for the lock, the round went on or got another deadline
-            if late := self.round.asked | self.round.lost:
+            verifying = self.round.phase is Phase.VERIFYING
+            if late := self.round.asked if verifying else self.round.asked | self.round.lost:
                 log.warning("round %d: the deadline passed without %s", number, short(", ".join(sorted(late)), 200))
             await self.apply(event)
 
     async def _aggregate(self, clients: frozenset[str]) -> None:
-        training_seconds = self._now() - self._asked_at
+        training_seconds = self._training_seconds = self._now() - self._asked_at
         updates = {client: self.intake.whole[client] for client in sorted(clients)}
-        committed = await self.threads.in_aggregator(self.committer.aggregate, updates, self.threads.workers)
+        made = await self.threads.in_aggregator(self.committer.aggregate, updates, self.threads.workers, self._terms)
+        if isinstance(made, Proposal):
+            await self._propose(made)
+        else:
+            await self._store_model(made, training_seconds)
+
+    async def _propose(self, proposal: Proposal) -> None:
+        number, step = self.round.number, proposal.publication.digest
+        answers = await self.threads.in_database(trials_of, self.store, number, step)
+        async with self.lock:
+            self.verifying = Verifying(proposal, answers)
+            clients = self.verifying.to_ask(self.round.received, self.sessions)
+            await self.apply(rounds.StepProposed(clients))
+
+    async def _take_step(self) -> None:
+        """The verification is over: the step that its answers speak for is taken."""
+        assert self.verifying is not None
+        verifying, updates = self.verifying, {client: self.intake.whole[client] for client in sorted(self.intake.whole)}
+        verdict = verifying.verdict(updates, self._settings.trying.terms())
+        log.info("round %d: %s (%s)", self.round.number, verdict.outcome, verdict.reason)
+        committed = await self.threads.in_aggregator(
+            self.committer.take, verifying.proposal, verdict.halvings, updates, self.threads.workers
+        )
+        tried = {"verification": verifying.record(verdict, updates)}
+        await self._store_model(replace(committed, record=committed.record | tried), self._training_seconds)
+
+    async def _store_model(self, committed: Committed, training_seconds: float) -> None:
         async with self.lock:
             await self._commit(committed, training_seconds)
         await self.threads.in_worker(self.store.retire_round, committed.stored.version, self._settings.keep_models)
@@ -230,19 +291,30 @@ class RoundLoop:
             writes = [self.store.update_write(update) for update, _ in self.intake.whole.values()] + writes
 
         # Before the next round's clients are chosen, which the same transaction does.
-        self.scheduler.counted(update for update, _ in self.intake.whole.values())
+        updates = [update for update, _ in self.intake.whole.values()]
+        self.scheduler.counted(updates)
+        told = self.aftermath.committed(self.round.number, updates, record["dropped"])
 
         def publish() -> None:
+            self.verifying = None
             self.committer.adopt(committed, self.intake.whole)
             self.intake.clear(committed.stored.version)
             self.rows_evicted += record["history_evicted"]
 
-        news = {"round_committed": pb.RoundCommitted(record=record_out(record, committed.diagnostics_json))}
+        news: list[dict[str, Any]] = []
+        if told.measured:
+            news.append({"step_measured": measured_out(told.measured)})
+        news.append({"round_committed": pb.RoundCommitted(record=record_out(record, committed.diagnostics_json))})
         stored = rounds.ModelStored(committed.stored.version)
-        await self.apply(stored, writes=writes, news=[news], and_then=publish)
+        await self.apply(stored, writes=[*writes, *told.writes], news=news, and_then=publish)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def measured_out(measured: Measured) -> pb.StepMeasured:
+    found = pb.Measured(improved=measured.improved, clients=measured.clients)
+    return pb.StepMeasured(round=measured.round, measured=found)
 
 
 def ends_evaluation(before: Round, after: Round) -> bool:
