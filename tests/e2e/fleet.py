@@ -67,10 +67,10 @@ class Fleet:
         command = [*PROGRAM, *words]
         return subprocess.run(command, cwd=HERE, text=True, capture_output=True, timeout=PATIENCE_SECONDS, check=False)
 
-    def init(self, size: int = 1000) -> Path:
+    def init(self, size: int = 1000, task: str = "shift") -> Path:
         self.size = size
         model = self.folder / "model.safetensors"
-        done = self.run("init", "--task", "tasks:shift", "-o", f"size={size}", "--output", str(model))
+        done = self.run("init", "--task", f"tasks:{task}", "-o", f"size={size}", "--output", str(model))
         assert done.returncode == 0, done.stderr
         return model
 
@@ -90,9 +90,10 @@ class Fleet:
         line = self.server.stdout.readline()
         assert line.startswith("serving on"), self.log("server.log")
 
-    def start_client(self, name: str, **options: Any) -> subprocess.Popen[str]:
-        self.options[name] = {"shift": 1, "samples": 10, "size": self.size} | options
-        words = ["client", "--task", "tasks:shift", "--name", name, "--server", self.address_for(name)]
+    def start_client(self, name: str, task: str = "shift", **options: Any) -> subprocess.Popen[str]:
+        usual = {"shift": 1, "samples": 10} if task == "shift" else {}
+        self.options[name] = {**usual, "size": self.size} | options
+        words = ["client", "--task", f"tasks:{task}", "--name", name, "--server", self.address_for(name)]
         words += ["--state-dir", str(self.folder / "clients")]
         for key, value in self.options[name].items():
             words += ["-o", f"{key}={value}"]

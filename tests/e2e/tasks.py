@@ -62,10 +62,56 @@ class ShiftTask:
         report = TrainReport(samples=self.train_samples, loss_before=1.0, loss_after=0.5, steps=1, learning_rate=0.1)
         return Trained(arrays, report)
 
+    def training_loss(self, model: Arrays) -> float:
+        return 0.5  # less than the 1.0 before: every step is an improvement
+
     def evaluate(self, model: Arrays) -> Evaluation:
         if self._trouble == "blind":
             raise RuntimeError("this task cannot evaluate")
         return Evaluation(samples=10, loss=float(abs(model["weight"][0] - self._target)), accuracy=self._accuracy)
+
+
+class QuadraticTask:
+    """Loss |theta - target|^2 / 2; its training goes `stride` times as far as would be right."""
+
+    device = "test"
+    train_samples = test_samples = 10
+
+    def __init__(self, target: float, stride: float, size: int, trouble: str, trace: str) -> None:
+        self._target, self._stride, self._size = target, stride, size
+        self._trouble, self._trace = trouble, trace
+
+    def initial_model(self) -> Model:
+        return Model.of({"weight": np.zeros(self._size, np.float32)}, {"norm.mean": np.zeros(1, np.float32)})
+
+    def train(self, model: Arrays, job: Job) -> Trained:
+        weight = model["weight"] - np.float32(self._stride) * (model["weight"] - np.float32(self._target))
+        arrays = {"weight": weight, "norm.mean": np.full(1, self._target, np.float32)}
+        loss = self._loss(model)
+        report = TrainReport(samples=10, loss_before=loss, loss_after=loss, steps=1, learning_rate=0.1)
+        return Trained(arrays, report)
+
+    def training_loss(self, model: Arrays) -> float:
+        if self._trace:
+            with open(self._trace, "a") as file:
+                file.write(f"{float(model['weight'][0])}\n")
+        if self._trouble == "hang":
+            time.sleep(600)
+        if self._trouble == "fail":
+            raise RuntimeError("this task cannot try a step")
+        return self._loss(model)
+
+    def evaluate(self, model: Arrays) -> Evaluation:
+        return Evaluation(samples=10, loss=self._loss(model))
+
+    def _loss(self, model: Arrays) -> float:
+        return float(np.mean((model["weight"].astype(np.float64) - self._target) ** 2) / 2)
+
+
+def quadratic(
+    target: str = "1", stride: str = "3", size: str = "1000", trouble: str = "", trace: str = ""
+) -> QuadraticTask:
+    return QuadraticTask(float(target), float(stride), int(size), trouble, trace)
 
 
 def shift(

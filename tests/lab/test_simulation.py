@@ -14,6 +14,7 @@ from fairfleet.lab import shelves
 from fairfleet.lab.behaviour import Attack, Behaviour, LateJoiners, Stragglers
 from fairfleet.lab.federation import initial_model
 from fairfleet.server.rules import listings
+from fairfleet.server.verification import Terms
 from tests.lab.fleets import CLASSES, FEATURES, federation, fleet, mlp, run
 
 
@@ -173,3 +174,33 @@ def test_models_with_buffers_are_trained_too() -> None:
     simulation, _ = run(federation(model=model))
     assert np.abs(simulation.model.buffers).max() > 0
     assert simulation.model.counters.max() > 0
+
+
+@pytest.mark.parametrize("engine", ["batched", "sequential"])
+def test_a_verified_step_is_halved_until_enough_losses_fall(engine: str) -> None:
+    far = Plan(epochs=1, batch_size=0, learning_rate=20.0)  # one step, much too long
+    terms = Terms(halvings=8, threshold=1.0, fallback="skip")
+    made = federation(engine=engine, plan=far, verification=terms, rounds=6, evaluate_every=1)
+    _, told = run(made)
+    assert all(one.factor in (0.0, *(2.0**-k for k in range(9))) for one in told)
+    assert any(0 < (one.factor or 0) < 1 for one in told)
+    assert all(one.improved == (1.0 if one.factor else 0.0) for one in told)
+
+
+def test_a_step_that_is_skipped_leaves_model_and_memory_as_they_were() -> None:
+    terms = Terms(halvings=0, threshold=1.0, fallback="skip")
+    far = Plan(epochs=1, batch_size=0, learning_rate=1000.0)
+    simulation, told = run(federation("fedadam", plan=far, verification=terms, rounds=2, initial=initial_model(mlp, 3)))
+    assert [one.factor for one in told] == [0.0, 0.0]
+    np.testing.assert_array_equal(simulation.model.parameters, initial_model(mlp, 3).parameters)
+    assert simulation.state.optimizer is None
+
+
+def test_fedmdfg_searches_the_line_and_every_loss_falls_when_it_finds_one() -> None:
+    searched, plain = (
+        run(federation("fedmdfg", rounds=5, evaluate_every=1, parameters={"line_search": search}))[1]
+        for search in (True, False)
+    )
+    assert all(one.factor is not None for one in searched)
+    assert all(one.factor is None for one in plain)
+    assert searched[-1].loss < plain[-1].loss

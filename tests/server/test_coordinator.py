@@ -17,9 +17,10 @@ from fairfleet.common.errors import TryLater, WrongState
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.stream import Encoded, encode, model_pieces
 from fairfleet.common.tensors import Model
-from fairfleet.server.coordinator import Coordinator, Receipt
+from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.monitoring import Monitoring
 from fairfleet.server.publication import Publication
+from fairfleet.server.reception import Receipt
 from fairfleet.server.rounds import Phase
 from fairfleet.server.sessions import Member, Session
 from fairfleet.server.settings import ServerSettings
@@ -75,13 +76,13 @@ class Server:
         encoded, _ = update_of(client, number)
         announced = Announced(client, number, "raw32", encoded.size_bytes, encoded.digest, REPORT)
         model = digest or coordinator.publication.digest
-        return await coordinator.open_upload(self.sessions[client].id, announced, model)
+        return await coordinator.uploads.open(announced, model)
 
     async def send(self, client: str, number: int, digest: bytes | None = None) -> Receipt:
         opened = await self.open(client, number, digest)
         if isinstance(opened, Receipt):
             return opened
-        return await self.coordinator.complete(opened, opened.token, update_of(client, number)[1])
+        return await self.coordinator.uploads.complete(opened, opened.token, update_of(client, number)[1])
 
     async def until(self, condition: Callable[[], bool]) -> None:
         for _ in range(3000):
@@ -160,7 +161,7 @@ def test_a_late_update_that_is_sent_twice_at_once_is_remembered_once(tmp_path: P
             await server.join("a", "b", "late")
             digest = await server.round_without("late", "a", "b")
             aggregated = threading.Event()
-            aggregating = asyncio.ensure_future(server.coordinator._in_aggregator(aggregated.wait, 30))
+            aggregating = asyncio.ensure_future(server.coordinator._loop.threads.in_aggregator(aggregated.wait, 30))
             twice = [await goes_on(server.send("late", 0, digest)) for _ in range(2)]
             aggregated.set()
             assert [receipt.in_history for receipt in await asyncio.gather(*twice)] == [True, True]
@@ -180,7 +181,7 @@ def test_a_slow_late_upload_is_not_cut_off_by_the_rounds_that_go_on(tmp_path: Pa
             assert isinstance(opened, Upload)
             await server.round_without("late", "a", "b")
             messages = update_of("late", 0)[1]
-            assert (await server.coordinator.complete(opened, opened.token, messages)).in_history
+            assert (await server.coordinator.uploads.complete(opened, opened.token, messages)).in_history
 
     asyncio.run(scenario())
 
@@ -194,7 +195,7 @@ def test_half_a_late_upload_goes_with_its_client(tmp_path: Path) -> None:
             assert isinstance(opened, Upload)
             await server.coordinator.leave(server.sessions["late"].id, "")
             with pytest.raises(WrongState, match="not open"):
-                server.coordinator.upload(opened.token)
+                server.coordinator.uploads.under_way(opened.token)
             await server.join("late")
             assert (await server.send("late", 0, digest)).in_history
 
@@ -247,7 +248,7 @@ def test_a_revoked_client_is_not_heard_even_if_its_update_is_on_its_way(tmp_path
             assert isinstance(opened, Upload)
             await server.coordinator.revoke("bad", "stolen")
             with pytest.raises(WrongState, match="given up"):
-                await server.coordinator.complete(opened, opened.token, update_of("bad", 0)[1])
+                await server.coordinator.uploads.complete(opened, opened.token, update_of("bad", 0)[1])
             assert server.coordinator.round.asked == {"a", "b"}
             assert not list((tmp_path / "s" / "uploads").iterdir())
 

@@ -9,12 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fairfleet.server.journal import event_from_json, event_to_json, round_from_json, round_to_json
 from fairfleet.server.rounds import (
     ALL_ROUNDS_DONE,
     Aggregate,
     ClientLost,
     ClientRevoked,
     ClientsChosen,
+    Commit,
     DeadlinePassed,
     Evaluate,
     Evaluated,
@@ -28,15 +30,14 @@ from fairfleet.server.rounds import (
     Release,
     Resumed,
     Round,
+    StepProposed,
+    StepTried,
     StopRequested,
     Train,
     UpdateStored,
+    Verify,
     Wait,
-    event_from_json,
-    event_to_json,
     resume,
-    round_from_json,
-    round_to_json,
     step,
 )
 
@@ -225,6 +226,52 @@ def test_updates_that_were_only_in_memory_are_asked_for_again() -> None:
     assert (round.phase, round.received, actions) == (Phase.TRAINING, people("a"), (Train(people("b")),))
 
 
+def proposed(*clients: str) -> Round:
+    aggregating = Round(0, Phase.AGGREGATING, wanted=3, received=people("a", "b", "c"))
+    return after(aggregating, StepProposed(people(*clients)))
+
+
+def test_a_step_is_tried_by_participants_and_taken_when_all_have_answered() -> None:
+    aggregating = Round(0, Phase.AGGREGATING, wanted=2, received=people("a", "b"))
+    verifying, actions = step(aggregating, StepProposed(people("a", "b")), POLICY)
+    assert (verifying.phase, actions) == (Phase.VERIFYING, (Verify(people("a", "b")),))
+    one = after(verifying, StepTried("a"))
+    assert (one.phase, one.asked) == (Phase.VERIFYING, people("b"))
+    done, actions = step(one, StepTried("b"), POLICY)
+    assert (done.phase, actions) == (Phase.COMMITTING, (Commit(),))
+    assert after(done, ModelStored(1)).number == 1
+
+
+def test_a_step_that_nobody_can_try_is_decided_at_once() -> None:
+    aggregating = Round(0, Phase.AGGREGATING, received=people("a"))
+    done, actions = step(aggregating, StepProposed(people()), POLICY)
+    assert (done.phase, actions) == (Phase.COMMITTING, (Commit(),))
+
+
+def test_a_verification_waits_neither_for_the_lost_nor_past_its_deadline() -> None:
+    left = after(proposed("a", "b", "c"), ClientLost("a"), ClientRevoked("b"))
+    assert (left.phase, left.asked) == (Phase.VERIFYING, people("c"))
+    done, actions = step(left, DeadlinePassed(0), POLICY)
+    assert (done.phase, actions) == (Phase.COMMITTING, (Release(people("c")), Commit()))
+    assert step(done, StepTried("c"), POLICY) == (done, ())  # too late to be of use
+    assert done.received == people("a", "b", "c")  # whoever falls silent now has given an update all the same
+
+
+def test_only_participants_can_be_asked_to_try_a_step() -> None:
+    with pytest.raises(IllegalEvent):
+        proposed("d")
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_after_a_restart_the_step_is_made_again(answered: bool) -> None:
+    verifying = after(proposed("a"), StepTried("a")) if answered else proposed("a")
+    round, actions = resume(verifying, POLICY, people("a", "b", "c"))
+    assert (round.phase, round.asked) == (Phase.AGGREGATING, people())
+    assert actions == (Aggregate(people("a", "b", "c")),)
+    lost, actions = resume(verifying, POLICY, people("a", "b"))
+    assert (lost.phase, actions) == (Phase.TRAINING, (Train(people("c")),))
+
+
 class Federation(RuleBasedStateMachine):
     """A coordinator in miniature: it journals like the real one, and crashes whenever it likes.
 
@@ -239,10 +286,12 @@ class Federation(RuleBasedStateMachine):
         every=st.sampled_from((0, 1, 2)),
         minimum=st.integers(1, 3),
         durable=st.booleans(),
+        verified=st.booleans(),
     )
-    def begin(self, quorum: float, every: int, minimum: int, durable: bool) -> None:
+    def begin(self, quorum: float, every: int, minimum: int, durable: bool, verified: bool) -> None:
         self.policy = Policy(rounds=4, quorum=quorum, evaluate_every=every, minimum_clients=minimum)
-        self.minimum, self.durable = minimum, durable
+        self.minimum, self.durable, self.verified = minimum, durable, verified
+        self.committing = False
         self.revoked: set[str] = set()
         self.connected: set[str] = set()
         self.round = Round(0)
@@ -267,7 +316,9 @@ class Federation(RuleBasedStateMachine):
         for action in actions:
             if isinstance(action, Aggregate):
                 self.aggregating = action.clients
-            if isinstance(action, Train | Evaluate | Wait):
+            if isinstance(action, Commit):
+                self.committing = True
+            if isinstance(action, Train | Evaluate | Verify | Wait):
                 self.timer = (self.round.number, self.round.attempt)
 
     # ---- what clients, time and the machine do ---------------------------------------------------
@@ -325,14 +376,24 @@ class Federation(RuleBasedStateMachine):
     def is_to_stop(self) -> None:
         self.apply(StopRequested("enough"))
 
-    @precondition(lambda self: self.aggregating is not None)
+    @precondition(lambda self: self.verified and self.round.phase is Phase.AGGREGATING)
+    @rule(data=st.data())
+    def proposes_step(self, data: st.DataObject) -> None:
+        able = data.draw(st.sets(st.sampled_from(sorted(self.round.received))))
+        self.apply(StepProposed(frozenset(able)))
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def tries_step(self, client: str) -> None:
+        self.apply(StepTried(client))
+
+    @precondition(lambda self: self.aggregating is not None and (self.committing or not self.verified))
     @rule()
     def commits_model(self) -> None:
         assert self.aggregating is not None
         number = self.round.number
         self.commits.append((number, self.aggregating))
         self.stored |= self.memory
-        self.aggregating = None
+        self.aggregating, self.committing = None, False
         self.apply(ModelStored(number + 1))
 
     @rule()
@@ -348,6 +409,7 @@ class Federation(RuleBasedStateMachine):
         self.memory.clear()
         self.connected.clear()
         self.aggregating = self.timer = None
+        self.committing = False
         stored = frozenset(client for number, client in self.stored if number == round_from_json(self.disk).number)
         self.round, actions = resume(round_from_json(self.disk), self.policy, stored)
         self.act(actions)
@@ -370,22 +432,29 @@ class Federation(RuleBasedStateMachine):
     @invariant()
     def every_stored_update_of_the_current_round_is_in_it(self) -> None:
         current = {client for number, client in self.stored | self.memory if number == self.round.number}
-        if self.round.phase in (Phase.WAITING, Phase.TRAINING, Phase.AGGREGATING):
+        if self.round.phase not in (Phase.EVALUATING, Phase.FINISHED):
             assert current == self.round.received
 
     @invariant()
     def nobody_is_asked_and_received_at_once(self) -> None:
+        if self.round.phase is Phase.VERIFYING:
+            assert self.round.asked <= self.round.received
+            assert not self.round.lost & self.round.received
+            return
         assert not self.round.asked & self.round.received
         assert not self.round.lost & (self.round.asked | self.round.received)
 
     @invariant()
-    def aggregation_runs_exactly_while_the_round_is_aggregating(self) -> None:
-        assert (self.aggregating is not None) == (self.round.phase is Phase.AGGREGATING)
+    def updates_are_held_exactly_while_a_model_is_made_of_them(self) -> None:
+        making = self.round.phase in (Phase.AGGREGATING, Phase.VERIFYING, Phase.COMMITTING)
+        assert (self.aggregating is not None) == making
+        assert self.aggregating is None or self.aggregating == self.round.received
+        assert self.committing == (self.round.phase is Phase.COMMITTING)
 
     @invariant()
     def whoever_is_waited_for_is_waited_for_until_a_deadline(self) -> None:
         waits = self.round.received or self.round.asked or self.round.phase is Phase.EVALUATING
-        if waits and self.round.phase in (Phase.WAITING, Phase.TRAINING, Phase.EVALUATING):
+        if waits and self.round.phase not in (Phase.AGGREGATING, Phase.COMMITTING, Phase.FINISHED):
             assert self.timer == (self.round.number, self.round.attempt)
 
     def teardown(self) -> None:
@@ -399,7 +468,11 @@ class Federation(RuleBasedStateMachine):
         for _ in range(100):
             if self.round.phase is Phase.FINISHED:
                 return
-            if self.aggregating is not None:
+            if self.round.phase is Phase.VERIFYING:
+                self.apply(StepTried(min(self.round.asked)))
+            elif self.verified and self.round.phase is Phase.AGGREGATING:
+                self.apply(StepProposed(self.round.received))
+            elif self.aggregating is not None:
                 self.commits_model()
             elif self.round.phase is Phase.EVALUATING:
                 for client in sorted(self.round.asked):

@@ -16,7 +16,8 @@ from fairfleet.client.held import DAMAGED_TRANSFERS, HeldModel
 from fairfleet.client.link import Link, Stopped, pauses
 from fairfleet.client.personal import Personal
 from fairfleet.client.spool import Spool, Spooled
-from fairfleet.client.task import Abandoned, Job, Progress, Task
+from fairfleet.client.task import Abandoned, Job, Measuring, Progress, Task
+from fairfleet.client.trying import trial_losses
 from fairfleet.common import wire
 from fairfleet.common.codecs import ABILITIES
 from fairfleet.common.errors import (
@@ -56,6 +57,7 @@ class Agent:
                 train_samples=task.train_samples,
                 test_samples=task.test_samples,
                 signature=wire.signature_out(own),
+                verifies=isinstance(task, Measuring),
             ),
         )
         self._heartbeat = Heartbeat(self._link)
@@ -75,6 +77,8 @@ class Agent:
                 match response.WhichOneof("task"):
                     case "train":
                         self._attempt(response.train)
+                    case "verify":
+                        self._verify(response.verify)
                     case "evaluate":
                         self._evaluate(response.evaluate)
                     case "finished":
@@ -189,6 +193,33 @@ class Agent:
             log.info("the update for round %d did not count: %s", spooled.round, error)
             counted = False
         self._spool.settle(spooled, counted=counted)
+
+    # ---- trying a step -------------------------------------------------------------------------
+
+    def _verify(self, asked: pb.VerifyTask) -> None:
+        try:
+            self._held.fetch(asked.model)
+            step = self._held.fetch_step(asked.step)
+        except NotKept as error:
+            log.info("%s is no longer wanted: %s", asked.id, error)
+            return
+        losses, failure = list[float](), ""
+        try:
+            assert isinstance(self.task, Measuring), "only such are asked"
+            with self._heartbeat.during(asked.id) as progress:
+                losses += trial_losses(self.task, self._held.received, step, asked.halvings, progress)
+        except Abandoned:
+            if self._link.stopped:
+                raise Stopped from None
+            log.info("%s was abandoned: the step was taken without it", asked.id)
+            return
+        except (Stopped, *FINAL):
+            raise
+        except Exception as error:  # a stranger's code
+            log.exception("%s failed", asked.id)
+            losses, failure = [], f"{type(error).__name__}: {error}"[:300]
+        told = {"round": asked.model.version, "step_digest": asked.step.digest, "failure": failure}
+        self._link.report_verification(losses=losses, **told)
 
     # ---- evaluating ----------------------------------------------------------------------------
 

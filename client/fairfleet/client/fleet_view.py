@@ -22,8 +22,9 @@ class Doing(enum.Enum):
     IDLE = "idle"
     TRAINING = "training"
     DELIVERED = "delivered"
+    VERIFYING = "verifying"
     EVALUATING = "evaluating"
-    FAILED = "failed"  # to evaluate
+    FAILED = "failed"  # to evaluate, or to try a step
     LOST = "lost"  # to the round under way, or to the newest
     GONE = "gone"
     REVOKED = "revoked"
@@ -135,6 +136,7 @@ def _anew(view: View, snapshot: Snapshot) -> View:
 def _client(known: Client | None, record: pb.ClientRecord) -> Client:
     doing = {
         pb.CLIENT_STATE_TRAINING: Doing.TRAINING,
+        pb.CLIENT_STATE_VERIFYING: Doing.VERIFYING,
         pb.CLIENT_STATE_EVALUATING: Doing.EVALUATING,
         pb.CLIENT_STATE_GONE: Doing.GONE,
         pb.CLIENT_STATE_REVOKED: Doing.REVOKED,
@@ -161,7 +163,7 @@ def _happened(view: View, event: pb.Event, news: Any) -> View:
             return _connected(_with(view, [news.client], **doing), news.connected)
         case pb.ClientGone():
             known = view.clients.get(news.client)
-            owed = known is not None and known.doing in (Doing.TRAINING, Doing.EVALUATING)
+            owed = known is not None and known.doing in (Doing.TRAINING, Doing.VERIFYING, Doing.EVALUATING)
             return _connected(_with(view, [news.client], doing=Doing.LOST if owed else Doing.GONE), news.connected)
         case pb.RoundStarted():
             asked = {"version": event.round, "attempt": news.attempt, "asked": len(news.clients)}
@@ -179,6 +181,12 @@ def _happened(view: View, event: pb.Event, news: Any) -> View:
             view = _with(view, [name for name in news.record.dropped if name in view.clients], doing=Doing.LOST)
             view = replace(view, recent=(*view.recent, _pace(news.record))[-RECENT:])
             return _standing(view, version=news.record.round + 1, phase=pb.PHASE_WAITING)
+        case pb.VerificationStarted():
+            view = _standing(view, phase=pb.PHASE_VERIFYING, asked=len(news.clients))
+            return _with(view, news.clients, doing=Doing.VERIFYING)
+        case pb.StepTried():
+            view = _with(view, [news.client], doing=Doing.FAILED if news.failure else Doing.DELIVERED, steps=None)
+            return _standing(view, asked=_still(view, Doing.VERIFYING))
         case pb.EvaluationStarted():
             view = _standing(view, phase=pb.PHASE_EVALUATING, asked=len(news.clients))
             return _with(view, news.clients, doing=Doing.EVALUATING)
@@ -197,12 +205,15 @@ def _happened(view: View, event: pb.Event, news: Any) -> View:
 
 def _reported(view: View, version: int, news: pb.EvaluationReported) -> View:
     view = _with(view, [news.client], doing=Doing.FAILED if news.failure else Doing.IDLE)
-    owed = sum(client.doing is Doing.EVALUATING for client in view.clients.values())
-    view = _standing(view, asked=owed)
+    view = _standing(view, asked=_still(view, Doing.EVALUATING))
     if news.failure:
         return view
     client = _evaluated(view.clients[news.client], version, news.evaluation)
     return replace(view, clients={**view.clients, news.client: client})
+
+
+def _still(view: View, doing: Doing) -> int:
+    return sum(client.doing is doing for client in view.clients.values())
 
 
 def _with_evaluation(view: View, version: int) -> tuple[Served, ...]:

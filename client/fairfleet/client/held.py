@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
-
 from fairfleet.client.link import Link
 from fairfleet.common import wire
 from fairfleet.common.codecs import RAW32, Codec, codec_named
 from fairfleet.common.errors import BadRequest, Corrupted, NotKept, OutOfOrder
 from fairfleet.common.stream import Decoder, digest_of
-from fairfleet.common.tensors import Model, Signature
+from fairfleet.common.tensors import Model, Signature, add_change
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -20,13 +18,17 @@ DAMAGED_TRANSFERS = 3  # of the same model or update: then it is not the link th
 
 
 class HeldModel:
-    """Memory for the received model, in the server's tensor order, and for the trained one; both stay."""
+    """Memory for the received model, in the server's tensor order, and for the trained one; both stay.
+
+    Between trainings the second may hold a step: the change that leads to the next version, or 2^-k of it.
+    """
 
     def __init__(self, link: Link, own: Signature) -> None:
         self._link = link
         self._own = own  # of the task's model
         self._models: tuple[Model, Model] | None = None
         self._version: tuple[int, bytes] | None = None  # and digest, of the received model
+        self._step: bytes | None = None  # digest of the step in the other one's memory
 
     @property
     def received(self) -> Model:
@@ -34,17 +36,28 @@ class HeldModel:
 
     @property
     def trained(self) -> Model:
+        """For the caller to write to."""
+        self._step = None
         return self._memory()[1]
 
     def fetch(self, wanted: pb.ModelRef) -> None:
         """Makes `received` the wanted version, downloading only what is not here yet."""
-        if self._version == (wanted.version, wanted.digest):
-            return
-        steps = self._steps_to(wanted)
-        self._version = None
-        if not (steps and self._follow(steps, wanted)):
-            self._download(wanted.version, wanted.digest, RAW32, self.received)
+        if self._version is None or self._version[1] != wanted.digest:
+            steps = self._steps_to(wanted)
+            self._version = None
+            if not (steps and self._follow(steps, wanted)):
+                self._download(wanted.version, wanted.digest, RAW32, self.received)
         self._version = (wanted.version, wanted.digest)
+
+    def fetch_step(self, step: pb.Change) -> Model:
+        """The change that a step would make; it stays until the next training."""
+        if self._step != step.digest:
+            self._fetch_change(step)
+        return self._memory()[1]
+
+    def _fetch_change(self, step: pb.Change) -> None:
+        self._download(step.version, step.digest, codec_named(step.codec), self.trained, change=True)
+        self._step = step.digest
 
     def _steps_to(self, wanted: pb.ModelRef) -> list[pb.Change]:
         """The changes from the held version to the wanted one; none where fetching it whole is shorter."""
@@ -53,17 +66,16 @@ class HeldModel:
         steps = [change for change in wanted.changes if change.version > self._version[0]]
         missing = list(range(self._version[0] + 1, wanted.version + 1))
         whole = [step.version for step in steps] == missing
-        return steps if whole and sum(step.size_bytes for step in steps) < wanted.size_bytes else []
+        to_fetch = sum(step.size_bytes for step in steps if step.digest != self._step)
+        return steps if whole and to_fetch < wanted.size_bytes else []
 
     def _follow(self, steps: list[pb.Change], wanted: pb.ModelRef) -> bool:
         """Whether the changes led to the wanted model, bit for bit."""
-        change = self.trained  # its memory is free until the next training
         try:
             for step in steps:
-                self._download(step.version, step.digest, codec_named(step.codec), change, change=True)
-                np.add(self.received.parameters, change.parameters, out=self.received.parameters)  # as the server
-                self.received.buffers[:] = change.buffers
-                self.received.counters[:] = change.counters
+                before, change = self.received, self.fetch_step(step)
+                add_change(before, change, step.halvings, out=change)  # as the server does
+                self._models, self._step = (change, before), None
         except (NotKept, BadRequest, Corrupted, OutOfOrder) as error:
             log.info("the changes to version %d cannot be had, it is fetched whole: %s", wanted.version, error)
             return False

@@ -44,6 +44,8 @@ def _told(news: object, view: View) -> list[str]:
             ]
         case pb.RoundCommitted():
             return [_committed(news.record, view)]
+        case pb.StepTried() if news.failure:
+            return [f"{news.client} could not try the step: {short(news.failure)}"]
         case pb.EvaluationReported() if news.failure:
             return [f"{news.client} could not evaluate: {short(news.failure)}"]
         case pb.EvaluationFinished() if view.evaluations:
@@ -63,6 +65,8 @@ def _committed(record: pb.RoundRecord, view: View) -> str:
     parts = [words.count(len(record.contributions), "update")]
     if record.contributions:
         parts.append(f"mean loss {mean([c.report.loss_before for c in record.contributions]):.3f}")
+    if record.HasField("verification"):
+        parts.append(f"step {record.verification.factor:g} ({record.verification.outcome})")
     parts.append(f"training {words.duration(record.training_seconds)}")
     parts.append(f"aggregation {words.duration(record.aggregation_seconds)}")
     parts.append(f"commit {words.duration(record.commit_seconds)}")

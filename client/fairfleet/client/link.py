@@ -104,6 +104,9 @@ class Link:
     def report_evaluation(self, **fields: Any) -> None:
         self._unary("ReportEvaluation", pb.ReportEvaluationRequest, CALL_SECONDS, **fields)
 
+    def report_verification(self, **fields: Any) -> None:
+        self._unary("ReportVerification", pb.ReportVerificationRequest, CALL_SECONDS, **fields)
+
     def heartbeat(self, **fields: Any) -> pb.HeartbeatResponse:
         answer: pb.HeartbeatResponse = self._unary("Heartbeat", pb.HeartbeatRequest, CALL_SECONDS, **fields)
         return answer

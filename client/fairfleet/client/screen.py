@@ -23,6 +23,7 @@ GOOD, BAD, MEAN, FAINT = "green", "bold red", "bold cyan", "dim"
 STYLES = {
     Doing.TRAINING: "yellow",
     Doing.DELIVERED: "green",
+    Doing.VERIFYING: "cyan",
     Doing.EVALUATING: "magenta",
     Doing.FAILED: "red",
     Doing.LOST: "red",
@@ -161,7 +162,7 @@ def _bar(client: Client, tallest: float, style: str) -> ProgressBar | None:
 
 
 def _doing(client: Client) -> Text:
-    if client.doing is Doing.TRAINING and client.steps:
+    if client.doing in (Doing.TRAINING, Doing.VERIFYING) and client.steps:
         done, planned = client.steps
         return Text(f"{done}/{planned} steps", STYLES[client.doing])
     return Text(client.doing.value, STYLES.get(client.doing, FAINT))

@@ -73,6 +73,9 @@ class SoftmaxTask:
         loss, _ = _loss_and_gradient(received, self._test)
         return Evaluation(samples=self.test_samples, loss=loss, accuracy=_accuracy(received, self._test))
 
+    def training_loss(self, model: Arrays) -> float:
+        return _loss_and_gradient(self._received(model), self._train)[0]
+
     def _received(self, model: Arrays) -> Model:
         received = self.initial_model()
         received.assign(model)

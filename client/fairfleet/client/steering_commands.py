@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from rich import box
 from rich.console import Console
 from rich.filesize import decimal
@@ -18,7 +19,8 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 
 Reason = Annotated[str, typer.Option(help="For the records, and for those who ask why.")]
 STATES = {number: name.removeprefix("CLIENT_STATE_").lower() for name, number in pb.ClientState.items()}
-OF_A_ROUND = ("clients", "dropped", "tries", "train s", "step s", "received", "conflicts", "fallback")
+OF_A_STEP = ("conflicts", "promised", "improved", "step", "fallback")
+OF_A_ROUND = ("clients", "dropped", "tries", "train s", "step s", "received", *OF_A_STEP)
 OF_A_CLIENT = ("state", "device", "samples", "updates", "last", "accuracy", "loss", "version")
 
 
@@ -77,13 +79,18 @@ def rounds(
     last: Annotated[int, typer.Option(min=1, help="How many, the newest.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """The newest rounds: who took part, what it cost, whom the step would harm.
+    """The newest rounds: who took part, what it cost, whom the step would harm, and what it did.
+
+    promised: share of the clients whose loss falls to first order; improved: share whose loss fell, by the reports of
+    the next round; step: which part of it was taken, where clients tried it before.
 
     Examples:
 
       fairfleet rounds --last 5
 
       fairfleet rounds --json | jq .conflicts
+
+      fairfleet rounds --json | jq '.cut_off[] | select(.loss_after > .loss_before)'
     """
     with OperatorLink(server) as link:
         found = link.rounds(last)
@@ -129,6 +136,9 @@ def _round_cells(record: pb.RoundRecord) -> list[str]:
         f"{record.aggregation_seconds:.3f}",
         decimal(record.bytes_received),
         ", ".join(told["conflicts"]) or "-",
+        f"{record.promised:.0%}" if record.HasField("promised") else "-",
+        f"{record.measured.improved:.0%} of {record.measured.clients}" if record.HasField("measured") else "-",
+        f"{record.verification.factor:g}" if record.HasField("verification") else "-",
         "-" if told["status"] == "ok" else told["status"],
     ]
 
@@ -145,8 +155,18 @@ def _round_json(record: pb.RoundRecord) -> dict[str, object]:
         "commit_seconds": record.commit_seconds,
         "bytes_received": record.bytes_received,
         "unix_seconds": record.unix_seconds,
+        "promised": record.promised if record.HasField("promised") else None,
+        "measured": _plainly(record.measured) if record.HasField("measured") else None,
+        "verification": _plainly(record.verification) if record.HasField("verification") else None,
+        "cut_off": [_plainly(one) for one in record.cut_off],
         **{key: told[key] for key in ("rule", "status", "conflicts", "direction_norm", "cosines", "coefficients")},
     }
+
+
+def _plainly(message: Message) -> dict[str, Any]:
+    """Also the zeros; but MessageToDict makes 64-bit numbers text."""
+    found = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return {key: int(value) if key.startswith("round_") else value for key, value in found.items()}
 
 
 def _served(record: pb.ClientRecord) -> tuple[bool, float, str]:

@@ -57,6 +57,14 @@ class Task(Protocol):
         """How the received model does on the client's own test data."""
 
 
+@runtime_checkable
+class Measuring(Protocol):
+    """What a task may also have: without it, its client is not asked to try steps before they are taken."""
+
+    def training_loss(self, model: Arrays) -> float:
+        """Of a model on the client's own training data, measured as `TrainReport.loss_before` is."""
+
+
 def load_task(spec: str, options: Mapping[str, str]) -> Task:
     """The task that `module:name` says: a Task, or a function that makes one from the options."""
     module_name, _, name = spec.partition(":")

@@ -114,6 +114,9 @@ class TorchTask:
         measured = self._measure(self._received(model), self._test)
         return Evaluation(samples=self.test_samples, loss=measured.loss, accuracy=measured.accuracy)
 
+    def training_loss(self, model: Arrays) -> float:
+        return self._measure(self._received(model)).loss
+
     @cached_property
     def _module(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):  # those who draw after us draw as if we had not

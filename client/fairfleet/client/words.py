@@ -49,6 +49,10 @@ def phase(view: View) -> str:
             return f"training{attempt}: {status.received} of {status.received + status.asked} updates are in"
         case pb.PHASE_AGGREGATING:
             return f"aggregating {count(status.received, 'update')}"
+        case pb.PHASE_VERIFYING:
+            return f"trying the step: {count(status.asked, 'client')} still to answer"
+        case pb.PHASE_COMMITTING:
+            return "committing the step that was chosen"
         case pb.PHASE_EVALUATING:
             return f"evaluating: {count(status.asked, 'client')} still to answer"
         case pb.PHASE_FINISHED:

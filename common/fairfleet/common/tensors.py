@@ -181,6 +181,11 @@ class Model:
                 raise BadRequest(f"tensor {name} has shape {arrays[name].shape}; the model expects {view.shape}")
             np.copyto(view, arrays[name], casting="unsafe")
 
+    def overwrite(self, other: Model) -> None:
+        """With another model of the same signature."""
+        for section in Section:
+            self.vector(section)[:] = other.vector(section)
+
     def save(self, path: Path, **metadata: str) -> None:
         """A safetensors file. Written by hand, because the library first copies every tensor: here, a whole model.
 
@@ -217,6 +222,19 @@ class Model:
             return model, metadata
         buffers = {n: a for n, a in arrays.items() if str(a.dtype) in INTEGERS or n.endswith(STATISTICS)}
         return cls.of({n: a for n, a in arrays.items() if n not in buffers}, buffers), metadata
+
+
+def add_change(before: Model, change: Model, halvings: int, out: Model) -> None:
+    """`before` plus 2^-halvings of a change, with the change's buffers; `out` may be the change itself.
+
+    The same bits wherever it is computed: an exact product and a rounded sum per value.
+    """
+    scaled = change.parameters
+    if halvings:
+        scaled = np.multiply(change.parameters, np.float32(2.0**-halvings), out=out.parameters)
+    np.add(before.parameters, scaled, out=out.parameters)
+    out.buffers[:] = change.buffers
+    out.counters[:] = change.counters
 
 
 def write_all(file: BinaryIO, data: bytes | memoryview) -> None:

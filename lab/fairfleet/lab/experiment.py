@@ -27,6 +27,7 @@ from fairfleet.lab.federation import Engine, Federation
 from fairfleet.lab.partitions import Indices, Partition, Split, partition, split_all, split_as_published
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
 from fairfleet.server.selection import Selection
+from fairfleet.server.settings import VerificationSettings
 
 
 class Experiment(BaseModel):
@@ -52,6 +53,9 @@ class Experiment(BaseModel):
     selection: Selection = Field(default="uniform", description="how they are drawn: uniform, samples, …")
     evaluate_every: NonNegativeInt = Field(default=10, description="rounds; the last always")
     seed: NonNegativeInt = 0
+    verification: VerificationSettings | None = Field(
+        default=None, description="the round's clients try a step, and shorter ones, before it is taken"
+    )
     behaviour: Behaviour = Behaviour()
     codec: str = Field(default="raw32", description="that updates pass through: int8, topk:0.01, int8+zstd, …")
     error_feedback: bool = Field(default=True, description="what a lossy codec leaves out is sent with the next")
@@ -113,6 +117,7 @@ def federation(experiment: Experiment, data_dir: Path | None, engine: Engine = "
         selection=experiment.selection,
         seed=seed,
         evaluate_every=experiment.evaluate_every,
+        verification=experiment.verification.terms() if experiment.verification else None,
         behaviour=experiment.behaviour,
         codec=experiment.codec,
         error_feedback=experiment.error_feedback,

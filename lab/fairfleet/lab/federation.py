@@ -24,6 +24,7 @@ from fairfleet.server.diagnostics import Diagnostics
 from fairfleet.server.rules import Recipe
 from fairfleet.server.selection import Selection
 from fairfleet.server.settings import PLAN_FIELDS
+from fairfleet.server.verification import Terms
 
 Engine = Literal["auto", "batched", "sequential"]
 
@@ -41,6 +42,7 @@ class Federation:
     selection: Selection = "uniform"
     seed: int = 0
     evaluate_every: int = 10  # rounds; the last is evaluated too; 0: only the last
+    verification: Terms | None = None  # of every step, by the round's clients; a rule may search the line by itself
     behaviour: Behaviour = field(default_factory=Behaviour)
     codec: str = "raw32"
     error_feedback: bool = True
@@ -64,6 +66,7 @@ class RoundTold:
     diagnostics: Diagnostics | None  # None: nobody delivered
     served: Served | None = None  # after the round, where it was evaluated
     improved: float | None = None  # share of the round's clients whose training loss fell by it; when evaluated
+    factor: float | None = None  # of the step that was taken, where it was tried before; 0: none was
 
 
 def initial_model(build: Callable[[], nn.Module], seed: int) -> Model:

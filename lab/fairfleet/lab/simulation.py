@@ -25,7 +25,8 @@ from fairfleet.lab.behaviour import Conduct
 from fairfleet.lab.cohort import FleetData, Measured, Served, Trainer, Wanted, Work
 from fairfleet.lab.federation import Federation, RoundTold, initial_model, plan_of, trainer_for
 from fairfleet.lab.shelves import shelf_for
-from fairfleet.server.aggregation import Aggregation, ServerState
+from fairfleet.lab.verified import take_verified, wanted_trials
+from fairfleet.server.aggregation import Aggregation, ServerState, Taken
 from fairfleet.server.blocks import Row
 from fairfleet.server.committing import layer_sizes, merge_state, uses_history
 from fairfleet.server.diagnostics import Diagnostics
@@ -33,6 +34,7 @@ from fairfleet.server.history import History
 from fairfleet.server.rules import Report
 from fairfleet.server.rules.base import PastRow
 from fairfleet.server.selection import POLICIES, Candidate
+from fairfleet.server.verification import Losses, Terms
 
 
 @dataclass
@@ -83,17 +85,17 @@ class Simulation:
 
     def _round(self, number: int, trainer: Trainer, rows: Vector) -> RoundTold:
         here = sorted(client for client in self._asked(number) if self.conduct.delivers(client, number))
-        measured, diagnostics = list[Measured](), None
+        measured, diagnostics, factor = list[Measured](), None, None
         if here:
             measured = self._train(trainer, number, here, rows)
-            diagnostics = self._aggregate(trainer, number, here, measured, rows)
+            diagnostics, factor = self._aggregate(trainer, number, here, measured, rows)
         if self.federation.judged == "average":
             self.average.add(self.model.parameters)
         loss = float(np.mean([one.loss for one in measured])) if measured else math.nan
         if not self._is_evaluated(number):
-            return RoundTold(number, tuple(here), loss, diagnostics)
+            return RoundTold(number, tuple(here), loss, diagnostics, factor=factor)
         served, improved = self._evaluate(trainer, here, measured)
-        return RoundTold(number, tuple(here), loss, diagnostics, served, improved)
+        return RoundTold(number, tuple(here), loss, diagnostics, served, improved, factor)
 
     def _asked(self, number: int) -> frozenset[str]:
         """Drawn as the server draws at its first attempt."""
@@ -121,8 +123,8 @@ class Simulation:
 
     def _aggregate(
         self, trainer: Trainer, number: int, here: Sequence[str], measured: Sequence[Measured], rows: Vector
-    ) -> Diagnostics:
-        """As the server's committer does it."""
+    ) -> tuple[Diagnostics, float | None]:
+        """As the server's committer does it; also which part of the step was taken, if it was tried before."""
         began = time.perf_counter()
         updates, recipe = dict(zip(here, rows, strict=False)), self.federation.recipe
         aggregation = Aggregation(recipe, self._layers, round=number, history=self.history, expected=here)
@@ -130,16 +132,26 @@ class Simulation:
         rate = self.plan.learning_rate * self.federation.learning_rate_decay**number
         reports = {client: self._report(client, number, one, rate) for client, one in zip(here, measured, strict=True)}
         taken = aggregation.step(reports, self.state, out=self._spare.parameters)
-        np.subtract(self.model.parameters, taken.vector, out=self._spare.parameters)
         if states := trainer.states():
             samples = [self.data.train.count(self._number[client]) for client in here]
             merge_state(self._spare, samples, states)
+        losses = {client: one.loss for client, one in zip(here, measured, strict=True)}
+        factor = self._take(taken, trainer, losses)
         aggregation.remember(updates, reports)
         self.last_reports.update({client: (number, report.loss) for client, report in reports.items()})
-        self.state = taken.state
+        self.state = self.state if factor == 0.0 else taken.state
         self.model, self._spare = self._spare, self.model
         self.seconds.aggregation += time.perf_counter() - began
-        return taken.diagnostics
+        return taken.diagnostics, factor
+
+    def _take(self, taken: Taken, trainer: Trainer, losses: Losses) -> float | None:
+        """Makes the spare model, which holds the step, the next one; which part of it, if that was tried."""
+        terms = self.federation.verification
+        trials = wanted_trials(taken, terms)
+        if trials is None:
+            np.subtract(self.model.parameters, taken.vector, out=self._spare.parameters)
+            return None
+        return take_verified(self.model, self._spare, taken, trials, terms or Terms(), trainer, losses)
 
     def _report(self, client: str, number: int, measured: Measured, rate: float) -> Report:
         samples = self.data.train.count(self._number[client])

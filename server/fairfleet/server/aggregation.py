@@ -16,7 +16,7 @@ from fairfleet.server.gram import GramEngine, Kernel
 from fairfleet.server.gram_many import kernel_for
 from fairfleet.server.history import History
 from fairfleet.server.optimizers import OptimizerState
-from fairfleet.server.rules.base import Cohort, Report, RuleError, State, Step
+from fairfleet.server.rules.base import Cohort, Report, RuleError, State, Step, Trials
 from fairfleet.server.rules.registry import Recipe
 
 
@@ -43,6 +43,8 @@ class Taken:
     vector: Row  # to be subtracted from the model
     state: ServerState
     diagnostics: Diagnostics
+    trials: Trials | None = None  # that the rule wants before the step is taken
+    rate: float = 1.0  # length of the step over that of the direction, where there are trials
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,9 @@ class Aggregation:
         optimizer, vector = self.recipe.optimizer, direction.vector
         before = state.optimizer or optimizer.initial(vector.size, vector.dtype)
         after = optimizer.step(vector, before, round=self.round, certainty=direction.choice.certainty)
-        return Taken(vector, ServerState(direction.choice.state, after), direction.diagnostics)
+        trials, told = direction.choice.trials, direction.diagnostics
+        rate = float(np.linalg.norm(vector)) / told.direction_norm if trials and told.direction_norm else 1.0
+        return Taken(vector, ServerState(direction.choice.state, after), told, trials, rate)
 
     def remember(self, rows: Mapping[str, Row], reports: Mapping[str, Report] | None = None) -> list[str]:
         """Puts the round's rows into the history, with the inner products that are known already; says whose."""

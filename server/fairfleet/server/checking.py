@@ -17,8 +17,9 @@ from fairfleet.common.errors import FleetError
 from fairfleet.common.tensors import Model, Section
 from fairfleet.server.committing import layer_sizes
 from fairfleet.server.history import file_name
+from fairfleet.server.journal import event_from_json
 from fairfleet.server.publication import Publication
-from fairfleet.server.rounds import ModelStored, event_from_json
+from fairfleet.server.rounds import ModelStored
 from fairfleet.server.store import Store
 from fairfleet.server.uploads import rebuild
 

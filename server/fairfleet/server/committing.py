@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,19 +19,20 @@ from safetensors.numpy import load_file
 
 from fairfleet.common.errors import Bug, StateDirError
 from fairfleet.common.reports import TrainReport
-from fairfleet.common.tensors import Model, Section, Signature, Vector
+from fairfleet.common.tensors import Model, Section, Signature, Vector, add_change
 from fairfleet.common.wire import report_out
 from fairfleet.proto.v1 import operator_pb2 as pb
-from fairfleet.server.aggregation import Aggregation, ServerState
+from fairfleet.server.aggregation import Aggregation, ServerState, Taken
 from fairfleet.server.diagnostics import Diagnostics
 from fairfleet.server.downlink import Change, Downlink
 from fairfleet.server.durable_history import Past
 from fairfleet.server.optimizers import OptimizerState
 from fairfleet.server.publication import Publication
 from fairfleet.server.rules import Recipe, Report
-from fairfleet.server.rules.base import PastRow
+from fairfleet.server.rules.base import PastRow, Trials
 from fairfleet.server.settings import HistorySettings
 from fairfleet.server.store import Store, StoredModel, StoredUpdate
+from fairfleet.server.verification import Terms
 
 Updates = Mapping[str, tuple[StoredUpdate, Model]]
 
@@ -54,6 +55,35 @@ class Committed:
     remembered: tuple[StoredUpdate, ...] = ()  # stand for their clients in the history
     forgotten: tuple[PastRow, ...] = ()  # rows whose files go once this is committed
     change: Change = NO_CHANGE  # from the version before
+
+
+@dataclass(frozen=True)
+class Made:
+    """What rule and optimizer made of a round's updates."""
+
+    aggregation: Aggregation
+    reports: Mapping[str, Report]
+    taken: Taken
+    began: float  # by the performance counter
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A step for participants to try. It lies in the committer's memory until one of its lengths is taken."""
+
+    made: Made
+    trials: Trials
+    change: Change  # as it is sent: the longest
+    seconds: float  # that it took
+
+    @property
+    def publication(self) -> Publication:
+        assert self.change.publication is not None
+        return self.change.publication
+
+    @property
+    def rate(self) -> float:
+        return self.made.taken.rate
 
 
 class Committer:
@@ -157,23 +187,50 @@ class Committer:
         while self._arrived:
             self._aggregation.extend(dict(self._arrived.popleft() for _ in range(len(self._arrived))))
 
-    def aggregate(self, updates: Updates, workers: Executor) -> Committed:
+    def aggregate(self, updates: Updates, workers: Executor, terms: Terms | None = None) -> Committed | Proposal:
+        """The next model; or, under terms or by the rule's own wish, first a step to be tried: see `take`."""
         began = time.perf_counter()
-        version, model = self.publication.version + 1, self._spare
         self.multiply()
         aggregation = self._aggregation
         assert aggregation is not None, "a round is aggregated only with updates in it"
         if aggregation.clients != set(updates):
             raise Bug(
-                f"round {version - 1} has updates of {sorted(updates)}, but rows of {sorted(aggregation.clients)}"
+                f"round {self.publication.version} has updates of {sorted(updates)}, "
+                f"but rows of {sorted(aggregation.clients)}"
             )
         reports = {client: self._report(update) for client, (update, _) in updates.items()}
-        taken = aggregation.step(reports, self._state, out=model.parameters)
-        np.subtract(self.model.parameters, taken.vector, out=model.parameters)
+        taken = aggregation.step(reports, self._state, out=self._spare.parameters)
         samples = [update.report.samples for update, _ in updates.values()]
-        merge_state(model, samples, [row for _, row in updates.values()])
-        change = self.downlink.publish(self.model, model, version)
-        aggregated = time.perf_counter()
+        merge_state(self._spare, samples, [row for _, row in updates.values()])
+        made = Made(aggregation, reports, taken, began)
+        trials = taken.trials or (Trials(terms.halvings) if terms else None)
+        if trials is not None and taken.vector.any():
+            return self._propose(made, trials)
+        np.subtract(self.model.parameters, taken.vector, out=self._spare.parameters)
+        change = self.downlink.publish(self.model, self._spare, self.publication.version + 1)
+        return self._stored(made, updates, change, time.perf_counter() - began, workers)
+
+    def _propose(self, made: Made, trials: Trials) -> Proposal:
+        step = self._spare  # the change that leads to the next version, with its buffers
+        np.multiply(step.parameters, np.float32(-(2.0**trials.doublings)), out=step.parameters)
+        change = self.downlink.propose(step, self.publication.version + 1)
+        return Proposal(made, trials, change, time.perf_counter() - made.began)
+
+    def take(self, proposal: Proposal, halvings: int | None, updates: Updates, workers: Executor) -> Committed:
+        """Of a proposed step, 2^-halvings; or none: then the next model is this one, and nothing is remembered."""
+        made, began, model = proposal.made, time.perf_counter(), self._spare
+        if halvings is None:
+            model.overwrite(self.model)
+            made = replace(made, taken=replace(made.taken, state=self._state))
+        else:
+            add_change(self.model, model, halvings, out=model)
+        change = self.downlink.shorten(proposal.change, halvings)
+        return self._stored(made, updates, change, proposal.seconds + time.perf_counter() - began, workers)
+
+    def _stored(self, made: Made, updates: Updates, change: Change, seconds: float, workers: Executor) -> Committed:
+        """Puts the model in the spare memory on the disk, and what goes with it."""
+        began = time.perf_counter()
+        version, model, taken = self.publication.version + 1, self._spare, made.taken
         publishing = workers.submit(Publication.of, version, model)
         file = self._store.write_model(version, model)
         numbers, vectors = dump_state(taken.state)
@@ -182,13 +239,13 @@ class Committer:
         vectors_file = self._store.write_vectors(version, vectors)
         # Before the commit, because the rows' memory is free after it, and the commit names their files.
         rows = {client: row.parameters for client, (_, row) in updates.items()}
-        kept = aggregation.remember(rows, reports)
+        kept = made.aggregation.remember(rows, made.reports)
         evicted = self._past.make_room(version) if self._past else []
         publication = publishing.result()
         record = {
             **record_of(version - 1, publication.digest, updates, taken.diagnostics),
-            "aggregation_seconds": aggregated - began,
-            "commit_seconds": time.perf_counter() - aggregated,
+            "aggregation_seconds": seconds,
+            "commit_seconds": time.perf_counter() - began,
             "history_evicted": len(evicted),
         }
         remembered = tuple(updates[client][0] for client in kept if client not in evicted)
@@ -280,9 +337,19 @@ def record_of(round: int, digest: bytes, updates: Updates, diagnostics: Diagnost
             for client, (update, _) in updates.items()
         ],
         "bytes_received": sum(update.size_bytes for update, _ in updates.values()),
+        "promised": promised(diagnostics),
         "diagnostics": told,
         "unix_seconds": time.time(),
     }
+
+
+def promised(diagnostics: Diagnostics) -> float | None:
+    """The share of clients whose loss falls to first order, should the model move a little along the rule's direction.
+
+    Whether it fell is another question: a step has a length, and an optimizer may turn it.
+    """
+    slopes = list(diagnostics.predicted_decrease.values())
+    return sum(slope > 0 for slope in slopes) / len(slopes) if slopes else None
 
 
 def weight(diagnostics: Diagnostics, client: str) -> float:
@@ -292,7 +359,7 @@ def weight(diagnostics: Diagnostics, client: str) -> float:
 
 def record_out(record: dict[str, Any], diagnostics_json: str | None = None) -> pb.RoundRecord:
     """As it is sent; `diagnostics_json` where they have been written out before."""
-    elsewhere = ("digest", "contributions", "diagnostics", "history_evicted")
+    elsewhere = ("digest", "contributions", "diagnostics", "history_evicted", "measured", "verification", "cut_off")
     plain = {key: value for key, value in record.items() if key not in elsewhere}
     contributions = [
         pb.ClientContribution(client=c["client"], weight=c["weight"], report=report_out(TrainReport(**c["report"])))
@@ -302,5 +369,8 @@ def record_out(record: dict[str, Any], diagnostics_json: str | None = None) -> p
         digest=bytes.fromhex(record["digest"]),
         contributions=contributions,
         diagnostics_json=json.dumps(record["diagnostics"]) if diagnostics_json is None else diagnostics_json,
+        measured=pb.Measured(**record["measured"]) if record.get("measured") else None,
+        verification=pb.Verification(**record["verification"]) if record.get("verification") else None,
+        cut_off=[pb.CutOff(**one) for one in record.get("cut_off", ())],
         **plain,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairfleet.common.codecs import Codec, codec_named
+from fairfleet.common.codecs import RAW32, Codec, codec_named
 from fairfleet.common.stream import Pieces, state_pieces
 from fairfleet.common.tensors import Model, Section, Vector
 from fairfleet.server.publication import Publication
@@ -33,7 +33,8 @@ class Downlink:
 
     @property
     def codec(self) -> str:
-        return self._codec.name
+        """Of changes."""
+        return self._codec.name if self._codec.lossy else RAW32.name
 
     @property
     def changes(self) -> tuple[Publication, ...]:
@@ -50,11 +51,49 @@ class Downlink:
         pieces = change_pieces(before, wanted, self._residual, self._codec, version, lost)
         return Change(Publication.of_pieces(version, pieces), lost)
 
+    def propose(self, step: Model, version: int) -> Change:
+        """A step on its way to those who are to try it; overwrites it with what they decode."""
+        if self._codec.lossy:
+            lost = np.empty_like(step.parameters)
+            pieces = step_pieces(step, self._residual, self._codec, version, lost)
+            return Change(Publication.of_pieces(version, pieces), lost)
+        if self._residual is not None:
+            np.add(step.parameters, self._residual, out=step.parameters)
+        return Change(Publication.of(version, step), None)
+
+    def shorten(self, change: Change, halvings: int | None) -> Change:
+        """What of a proposed change is made: 2^-halvings of it, or nothing. The rest of what was held back stays so."""
+        factor = 0.0 if halvings is None else 2.0**-halvings
+        parts = [(factor, change.residual), (1.0 - factor, self._residual)]
+        held_back = [np.float32(share) * part for share, part in parts if share and part is not None]
+        publication = change.publication.shortened(halvings) if change.publication and halvings is not None else None
+        return Change(publication, sum(held_back[1:], held_back[0]) if held_back else None)
+
     def adopt(self, change: Change) -> None:
         """The model was committed."""
         self._residual = change.residual
-        if change.publication is not None:
-            self._changes.append(change.publication)
+        if change.publication is None:
+            return
+        if not self._codec.lossy:  # worth something only to those who have it: it is as long as the model
+            self._changes.clear()
+            change.publication.retire()
+        self._changes.append(change.publication)
+
+
+def step_pieces(step: Model, residual: Vector | None, codec: Codec, version: int, lost: Vector) -> Pieces:
+    """Overwrites `step` with what is decoded of it, and `lost` with what is not, chunk by chunk."""
+    size = len(step.parameters)
+    for first in range(0, size, codec.elements_per_chunk):
+        span = slice(first, min(first + codec.elements_per_chunk, size))
+        wanted, missing = step.parameters[span], lost[span]
+        if residual is not None:
+            wanted += residual[span]
+        data = codec.encode(wanted, (version, first))
+        missing[:] = wanted
+        codec.decode(data, wanted)
+        missing -= wanted
+        yield Section.PARAMETERS, first, len(wanted), data
+    yield from state_pieces(step)
 
 
 def change_pieces(

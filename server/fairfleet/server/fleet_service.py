@@ -26,9 +26,11 @@ from fairfleet.common.errors import (
 )
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.codec_policy import Uplinks
-from fairfleet.server.coordinator import Coordinator, Receipt
+from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.handlers import Context
 from fairfleet.server.intake import raw_bytes
+from fairfleet.server.publication import Publication
+from fairfleet.server.reception import Receipt
 from fairfleet.server.roster import Assignment
 from fairfleet.server.rounds import Phase
 from fairfleet.server.sessions import Member
@@ -62,6 +64,7 @@ class FleetService:
             request.train_samples,
             request.test_samples,
             tuple(request.codecs),
+            request.verifies,
         )
         self._codecs.choose(member.client, member.codecs)  # or it is refused here, not when it has trained
         session = await self._coordinator.join(member)
@@ -107,6 +110,8 @@ class FleetService:
         left = max(0.0, assignment.ends - asyncio.get_running_loop().time())
         if assignment.kind == "evaluate":
             return pb.NextTaskResponse(evaluate=pb.EvaluateTask(id=assignment.id, model=model, seconds_left=left))
+        if assignment.kind == "verify":
+            return self._verify_task(assignment, model, left)
         plan = coordinator.plan.for_client(member.client, assignment.version)
         return pb.NextTaskResponse(
             train=pb.TrainTask(
@@ -121,19 +126,33 @@ class FleetService:
             )
         )
 
+    def _verify_task(self, assignment: Assignment, model: pb.ModelRef, left: float) -> pb.NextTaskResponse:
+        proposal = self._coordinator.proposal
+        if proposal is None:
+            raise TryLater("the step was just taken; ask again")
+        step, halvings = self._change(proposal.publication), proposal.trials.halvings
+        task = pb.VerifyTask(id=assignment.id, model=model, step=step, halvings=halvings, seconds_left=left)
+        return pb.NextTaskResponse(verify=task)
+
     def _changes(self, member: Member) -> list[pb.Change]:
         downlink = self._coordinator.downlink
         if not needs(downlink.codec) <= set(member.codecs):
             return []
-        return [
-            pb.Change(version=c.version, digest=c.digest, size_bytes=c.size_bytes, codec=downlink.codec)
-            for c in downlink.changes
-        ]
+        return [self._change(change) for change in downlink.changes]
+
+    def _change(self, change: Publication) -> pb.Change:
+        return pb.Change(
+            version=change.version,
+            digest=change.digest,
+            size_bytes=change.size_bytes,
+            codec=self._coordinator.downlink.codec,
+            halvings=change.halvings,
+        )
 
     async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:  # noqa: N802
         client = self._coordinator.session(request.session).client
         newest = self._coordinator.publication
-        kept = self._coordinator.downlink.changes if request.change else (newest,)
+        kept = self._kept_changes() if request.change else (newest,)
         publication = next((found for found in kept if found.version == request.version), None)
         if publication is None:
             raise NotKept(
@@ -144,6 +163,11 @@ class FleetService:
             for message in publication.messages_from(request.offset_bytes):
                 yield message
                 self._coordinator.traffic.sent_bytes += len(message)
+
+    def _kept_changes(self) -> tuple[Publication, ...]:
+        """Those that lead to committed versions, and the step that is being tried."""
+        proposal = self._coordinator.proposal
+        return (*self._coordinator.downlink.changes, *((proposal.publication,) if proposal else ()))
 
     async def OpenUpload(self, request: pb.OpenUploadRequest, context: Context) -> pb.OpenUploadResponse:  # noqa: N802
         opened = await self._open(request)
@@ -157,13 +181,13 @@ class FleetService:
         with self._counting_refusals():
             report = wire.report_in(request.report)
             announced = Announced(client, request.round, request.codec, request.size_bytes, request.digest, report)
-            opened = await coordinator.open_upload(request.session, announced, request.model_digest)
+            opened = await coordinator.uploads.open(announced, request.model_digest)
         if isinstance(opened, Receipt):
             coordinator.traffic.outcomes["repeated" if opened.counted else "late"] += 1
         return opened
 
     async def SendUpload(self, stream: AsyncIterator[bytes], context: Context) -> pb.SendUploadResponse:  # noqa: N802
-        coordinator = self._coordinator
+        coordinator, uploads = self._coordinator, self._coordinator.uploads
         metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
         if wire.ANNOUNCED_METADATA in metadata:
             opened = await self._open(announced_in(metadata[wire.ANNOUNCED_METADATA]))
@@ -174,21 +198,21 @@ class FleetService:
             upload, token = opened, opened.token
         else:
             token = metadata.get(wire.UPLOAD_METADATA, b"")
-            upload = coordinator.upload(token)
+            upload = uploads.under_way(token)
         try:
             with coordinator.transferring(upload.announced.client), self._counting_refusals():
                 with self._measuring(upload):
-                    rest = await _receive(stream, lambda messages: coordinator.take_chunks(upload, token, messages))
-                receipt = await coordinator.complete(upload, token, rest)
+                    rest = await _receive(stream, lambda messages: uploads.take_chunks(upload, token, messages))
+                receipt = await uploads.complete(upload, token, rest)
                 coordinator.traffic.outcomes["late"] += not receipt.counted
                 return pb.SendUploadResponse(receipt=receipt_out(receipt))
         except Refused as error:
             if isinstance(error, BadRequest):
-                coordinator.discard(upload)
+                uploads.discard(upload)
             where = f"update of {upload.announced.client} for round {upload.announced.round}"
             raise type(error)(f"{where}: {error}") from None
         except OSError as error:
-            coordinator.discard(upload)  # what is on the disk may not be what was received
+            uploads.discard(upload)  # what is on the disk may not be what was received
             raise TryLater(f"the server cannot write to its disk: {error.strerror}") from error
 
     @contextlib.contextmanager
@@ -213,6 +237,15 @@ class FleetService:
         failure = short(request.failure, 300)
         await self._coordinator.report_evaluation(request.session, request.version, evaluation, failure)
         return pb.ReportEvaluationResponse()
+
+    async def ReportVerification(  # noqa: N802
+        self, request: pb.ReportVerificationRequest, context: Context
+    ) -> pb.ReportVerificationResponse:
+        failure = short(request.failure, 300)
+        await self._coordinator.report_verification(
+            request.session, request.round, request.step_digest, request.losses, failure
+        )
+        return pb.ReportVerificationResponse()
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:  # noqa: N802
         coordinator = self._coordinator

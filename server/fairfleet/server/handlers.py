@@ -22,7 +22,7 @@ from fairfleet.server import faults
 
 log = logging.getLogger(__name__)
 
-ACKNOWLEDGED = frozenset({"SendUpload", "ReportEvaluation", "Pause", "Resume", "Stop", "Revoke"})
+ACKNOWLEDGED = frozenset({"SendUpload", "ReportEvaluation", "ReportVerification", "Pause", "Resume", "Stop", "Revoke"})
 Context = grpc.aio.ServicerContext[Any, Any]
 
 

@@ -65,14 +65,16 @@ class Direction:
     conflicting_layers: int
     norm: float | None
     standing_in: int  # history rows of absent clients that the rule took account of
+    promised: float | None  # share of clients whose loss falls to first order
 
     @classmethod
-    def of(cls, diagnostics: Mapping[str, Any]) -> Direction:
+    def of(cls, diagnostics: Mapping[str, Any], promised: float | None) -> Direction:
         return cls(
             conflicting_clients=len(diagnostics["conflicts"]),
             conflicting_layers=sum(bool(clients) for clients in diagnostics["layer_conflicts"]),
             norm=diagnostics["direction_norm"],
             standing_in=len(diagnostics["history_coefficients"]),
+            promised=promised,
         )
 
 
@@ -84,12 +86,17 @@ class Metrics(Collector):
         self.seen: set[str] = set()  # every client that ever took part
         self.served: Served | None = None
         self.direction: Direction | None = None
+        self.measured: float | None = None  # share of clients whose loss fell, of the newest step that reports tell of
+        self.verified: pb.Verification | None = None  # of the newest step
         self._coordinator = coordinator
         self._evaluation_began: float | None = None
         self._joins = Counter("fairfleet_client_joins", "Clients that joined", registry=registry)
         self._departures = Counter("fairfleet_client_departures", "Clients that left or fell silent", registry=registry)
         self._stand_ins = Counter(
             "fairfleet_history_stand_ins", "Rows of absent clients that steps took account of", registry=registry
+        )
+        self._verifications = Counter(
+            "fairfleet_verifications", "Steps that clients tried, by what came of it", ["outcome"], registry=registry
         )
         self._round_seconds = Histogram(
             "fairfleet_round_duration_seconds", "Training to commit", registry=registry, buckets=SECONDS
@@ -114,18 +121,29 @@ class Metrics(Collector):
                 self._tally["counted"] += 1
             case "round_committed":
                 self._committed(event.round_committed.record)
+            case "step_measured":
+                self.measured = event.step_measured.measured.improved
             case "evaluation_started":
                 self._evaluation_began = event.unix_seconds
             case "evaluation_finished" if self._evaluation_began is not None:
                 self._phase("evaluating", event.unix_seconds - self._evaluation_began)
 
     def _committed(self, record: pb.RoundRecord) -> None:
-        seconds = (record.training_seconds, record.aggregation_seconds, record.commit_seconds)
-        for phase, taken in zip(("training", "aggregating", "committing"), seconds, strict=True):
+        seconds = {
+            "training": record.training_seconds,
+            "aggregating": record.aggregation_seconds,
+            "committing": record.commit_seconds,
+        }
+        self.verified = record.verification if record.HasField("verification") else None
+        if self.verified:
+            seconds["verifying"] = self.verified.seconds
+            self._verifications.labels(self.verified.outcome).inc()
+        for phase, taken in seconds.items():
             self._phase(phase, taken)
-        self._round_seconds.observe(sum(seconds))
+        self._round_seconds.observe(sum(seconds.values()))
         self._tally["missed"] += len(record.dropped)
-        self.direction = Direction.of(json.loads(record.diagnostics_json))
+        promised = record.promised if record.HasField("promised") else None
+        self.direction = Direction.of(json.loads(record.diagnostics_json), promised)
         self._stand_ins.inc(self.direction.standing_in)
 
     def _phase(self, phase: str, seconds: float) -> None:
@@ -139,6 +157,7 @@ class Metrics(Collector):
         yield from self._history()
         if self.direction:
             yield from _told_of_direction(self.direction)
+        yield from self._descent()
         if self.served:
             yield from _told_of_served(self.served)
 
@@ -173,10 +192,23 @@ class Metrics(Collector):
         return {
             "idle": doing[""],
             "training": doing["train"],
+            "verifying": doing["verify"],
             "evaluating": doing["evaluate"],
             "gone": len(self.seen - connected - revoked),
             "revoked": len(revoked),
         }
+
+    def _descent(self) -> Iterator[Metric]:
+        """What was promised to first order, and what was measured, are told apart."""
+        if self.direction and self.direction.promised is not None:
+            about = "Share of clients whose loss the newest step lowers to first order (g_k . d > 0)"
+            yield _gauge("fairfleet_step_promised_clients_ratio", about, self.direction.promised)
+        if self.measured is not None:
+            about = "Share of clients whose loss fell by the newest step that their reports tell of"
+            yield _gauge("fairfleet_step_improved_clients_ratio", about, self.measured)
+        if self.verified:
+            about = "Part of the newest step that was taken after clients had tried it; 0: none"
+            yield _gauge("fairfleet_step_factor", about, self.verified.factor)
 
     def _history(self) -> Iterator[Metric]:
         now = self._coordinator.round.number

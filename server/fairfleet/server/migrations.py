@@ -47,4 +47,16 @@ def name_history_rows(connection: Connection, folder: Path) -> None:
             )
 
 
-MIGRATIONS: dict[int, Migration] = {1: name_history_rows}  # from each version to the next
+def measure_steps(connection: Connection, folder: Path) -> None:
+    """2 -> 3: answers of clients that tried a step, what steps did to losses, and whom deadlines cut off."""
+    for table in (
+        "trials (round INTEGER NOT NULL, client TEXT NOT NULL, step TEXT NOT NULL, losses TEXT, "
+        "failure TEXT NOT NULL, unix_seconds FLOAT NOT NULL, PRIMARY KEY (round, client, step))",
+        "measures (round INTEGER NOT NULL PRIMARY KEY, improved FLOAT NOT NULL, clients INTEGER NOT NULL)",
+        "cut_off (round INTEGER NOT NULL, client TEXT NOT NULL, loss_before FLOAT, round_before INTEGER, "
+        "loss_after FLOAT, round_after INTEGER, PRIMARY KEY (round, client))",
+    ):
+        connection.execute(sa.text(f"CREATE TABLE IF NOT EXISTS {table}"))
+
+
+MIGRATIONS: dict[int, Migration] = {1: name_history_rows, 2: measure_steps}  # from each version to the next

@@ -29,6 +29,7 @@ class Recalled(NamedTuple):
     seen: Set[str]
     served: Served | None
     direction: Direction | None
+    measured: float | None
 
 
 class Monitoring:
@@ -94,12 +95,15 @@ class Monitoring:
         """From the database, in a thread."""
         finished = round.number - 1 if round.phase is Phase.EVALUATING else round.number
         seen = self._store.update_counts(round.number).keys() | self._store.newest_evaluations().keys()
-        newest = self._store.records(round.number - 1, round.number - 1)
-        return Recalled(seen, self._served(finished), Direction.of(newest[0]["diagnostics"]) if newest else None)
+        newest = self._store.records(round.number - 2, round.number - 1)
+        measured = [record["measured"]["improved"] for record in newest if record["measured"]]
+        direction = Direction.of(newest[-1]["diagnostics"], newest[-1].get("promised")) if newest else None
+        return Recalled(seen, self._served(finished), direction, measured[-1] if measured else None)
 
     def _show(self, recalled: Recalled) -> None:
         self.metrics.seen |= recalled.seen
         self.metrics.served, self.metrics.direction = recalled.served, recalled.direction
+        self.metrics.measured = recalled.measured
 
     def _served(self, last: int) -> Served | None:
         """By the newest version up to `last` that clients evaluated, compared with the one evaluated before it."""

@@ -17,6 +17,11 @@ from fairfleet.server.handlers import Context
 from fairfleet.server.store import Store
 
 PAGE = 100  # records read from the database at a time
+DOING = {
+    "train": pb.CLIENT_STATE_TRAINING,
+    "verify": pb.CLIENT_STATE_VERIFYING,
+    "evaluate": pb.CLIENT_STATE_EVALUATING,
+}
 
 
 class OperatorService:
@@ -86,9 +91,7 @@ class OperatorService:
         if self._coordinator.sessions.get(client) is None:
             return pb.CLIENT_STATE_GONE
         doing = self._coordinator.doing(client)
-        return {"train": pb.CLIENT_STATE_TRAINING, "evaluate": pb.CLIENT_STATE_EVALUATING}.get(
-            doing, pb.CLIENT_STATE_IDLE
-        )
+        return DOING.get(doing, pb.CLIENT_STATE_IDLE)
 
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseResponse:  # noqa: N802
         await self._coordinator.pause()

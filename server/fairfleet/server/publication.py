@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fairfleet.common.codecs import Buffer
 from fairfleet.common.errors import NotKept, OutOfOrder
@@ -19,6 +19,7 @@ class Publication:
     size_bytes: int
     _messages: list[bytes]
     _offsets: list[int]  # of each message, and the end
+    halvings: int = 0  # of a change: it is 2^-halvings times what the messages say
 
     @classmethod
     def of(cls, version: int, model: Model) -> Publication:
@@ -35,6 +36,10 @@ class Publication:
 
         encoded = encode(pieces, take)
         return cls(version, encoded.digest, encoded.size_bytes, messages, offsets)
+
+    def shortened(self, halvings: int) -> Publication:
+        """Of a change: the same messages, taken for less."""
+        return replace(self, halvings=halvings)
 
     def retire(self) -> None:
         """Nobody needs it any more: its memory is free for the next one. Streams under way end as they began."""

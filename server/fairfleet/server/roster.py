@@ -13,7 +13,7 @@ from fairfleet.server.sessions import Session, Sessions
 
 POLL_SECONDS = 25.0  # how long NextTask is held: below the 30 s of the contract, and of most proxies
 
-Kind = Literal["train", "evaluate"]
+Kind = Literal["train", "verify", "evaluate"]
 
 
 @dataclass(frozen=True)

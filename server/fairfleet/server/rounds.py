@@ -4,20 +4,16 @@ No clock, randomness, disk or network is in here: their results arrive as events
 journaled, with the round that it led to, before its actions are carried out: after a crash the
 server takes the stored round and only has to carry out the last actions again (`resume`).
 
-    waiting ──ClientsChosen──▶ training ──enough updates──▶ aggregating ──ModelStored──▶ evaluating, if due
-       ▲                          │                                                          │
-       └── quorum missed: attempt + 1, same model, what came in stays ◀┘      next round ◀───┘
-
-A round that missed its quorum waits for more clients, but not for ever: when the deadline passes again, the minimum
+docs/rounds.md has the diagram, which is made from `step`. A round that missed its quorum waits for more clients, but
+not for ever: when the deadline passes again, the minimum
 of clients that a round needs at all suffices.
 """
 
 from __future__ import annotations
 
 import enum
-import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fairfleet.common.errors import Bug
@@ -31,6 +27,8 @@ class Phase(enum.Enum):
     WAITING = "waiting"  # for enough clients, or for more of them
     TRAINING = "training"
     AGGREGATING = "aggregating"
+    VERIFYING = "verifying"  # participants try the step that aggregation proposes
+    COMMITTING = "committing"  # the step that they made the server choose
     EVALUATING = "evaluating"
     FINISHED = "finished"
 
@@ -59,7 +57,7 @@ class Round:
     phase: Phase = Phase.WAITING
     attempt: int = 0
     wanted: int = 0  # how many updates the round set out for; more clients may have been asked
-    asked: Clients = NOBODY  # owe an update, or an evaluation
+    asked: Clients = NOBODY  # owe an update, a trial of the step, or an evaluation
     received: Clients = NOBODY  # whose update is stored
     lost: Clients = NOBODY  # asked in this round, then gone
     paused: bool = False
@@ -115,6 +113,20 @@ class DeadlinePassed:
 
 
 @dataclass(frozen=True)
+class StepProposed:
+    """Aggregation is done, and these clients are to try its step before it is taken; perhaps nobody can, or need."""
+
+    clients: Clients
+
+
+@dataclass(frozen=True)
+class StepTried:
+    """By a client whose answer is stored; or it said that it cannot."""
+
+    client: str
+
+
+@dataclass(frozen=True)
 class ModelStored:
     version: int
 
@@ -141,6 +153,8 @@ Event = (
     | ClientLost
     | ClientRevoked
     | DeadlinePassed
+    | StepProposed
+    | StepTried
     | ModelStored
     | Paused
     | Resumed
@@ -179,11 +193,21 @@ class Aggregate:
 
 
 @dataclass(frozen=True)
+class Verify:
+    clients: Clients
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The step that the answers speak for."""
+
+
+@dataclass(frozen=True)
 class Finish:
     reason: str
 
 
-Action = Train | Evaluate | Wait | Release | Aggregate | Finish
+Action = Train | Evaluate | Wait | Release | Aggregate | Verify | Commit | Finish
 
 
 class IllegalEvent(Bug):
@@ -213,7 +237,15 @@ def step(round: Round, event: Event, policy: Policy) -> tuple[Round, tuple[Actio
             return _aggregate(round) if round.enough(policy) else _wait_for_more(round)
         case Phase.WAITING, DeadlinePassed(attempt) if attempt == round.attempt:
             return _waited_in_vain(round, policy)
-        case Phase.AGGREGATING, ModelStored(version) if version == round.number + 1:
+        case Phase.AGGREGATING, StepProposed(clients) if clients <= round.received:
+            verifying = replace(round, phase=Phase.VERIFYING, asked=clients)
+            return (verifying, (Verify(clients),)) if clients else _commit(verifying)
+        case Phase.VERIFYING, (StepTried(client) | ClientLost(client) | ClientRevoked(client)) if client in round.asked:
+            left = replace(round, asked=round.asked - {client})
+            return (left, ()) if left.asked else _commit(left)
+        case Phase.VERIFYING, DeadlinePassed(attempt) if attempt == round.attempt:
+            return _commit(round)
+        case ((Phase.AGGREGATING | Phase.COMMITTING), ModelStored(version)) if version == round.number + 1:
             return _after_commit(round, policy)
         case Phase.EVALUATING, ClientsChosen(clients) if not round.asked:
             chosen = replace(round, asked=clients)
@@ -238,8 +270,8 @@ def step(round: Round, event: Event, policy: Policy) -> tuple[Round, tuple[Actio
             return replace(round, stopping=reason), ()
         case _, (UpdateStored(client) | ClientLost(client) | ClientRevoked(client)) if client not in round.asked:
             return round, ()  # a repetition, or somebody this round does not wait for
-        case _, (DeadlinePassed() | Evaluated()):
-            return round, ()  # of an attempt or an evaluation that is over
+        case _, (DeadlinePassed() | StepTried() | Evaluated()):
+            return round, ()  # of an attempt, a verification or an evaluation that is over
     raise IllegalEvent(f"round {round.number} is {round.phase.value} and cannot take {event!r}")
 
 
@@ -262,6 +294,10 @@ def _settle(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:
 def _aggregate(round: Round) -> tuple[Round, tuple[Action, ...]]:
     done = replace(round, phase=Phase.AGGREGATING, asked=NOBODY, lost=round.lost | round.asked)
     return done, (*_released(round), Aggregate(done.received))
+
+
+def _commit(round: Round) -> tuple[Round, tuple[Action, ...]]:
+    return replace(round, phase=Phase.COMMITTING, asked=NOBODY), (*_released(round), Commit())
 
 
 def _wait_for_more(round: Round) -> tuple[Round, tuple[Action, ...]]:
@@ -306,40 +342,14 @@ def _finished(round: Round, reason: str) -> tuple[Round, tuple[Action, ...]]:
     return replace(round, phase=Phase.FINISHED, stopping=reason), (Finish(reason),)
 
 
-# ---- the journal's form of an event ------------------------------------------------------------
-
-
-def event_to_json(event: Event) -> str:
-    fields = {key: sorted(value) if isinstance(value, frozenset) else value for key, value in asdict(event).items()}
-    return json.dumps({"event": type(event).__name__, **fields})
-
-
-def event_from_json(text: str) -> Event:
-    fields = json.loads(text)
-    kind = EVENTS[fields.pop("event")]
-    event: Event = kind(
-        **{key: frozenset(value) if isinstance(value, list) else value for key, value in fields.items()}
-    )
-    return event
-
-
-def round_to_json(round: Round) -> str:
-    fields = {key: sorted(value) if isinstance(value, frozenset) else value for key, value in asdict(round).items()}
-    return json.dumps({**fields, "phase": round.phase.value})
-
-
-def round_from_json(text: str) -> Round:
-    fields = json.loads(text)
-    sets = {key: frozenset(fields[key]) for key in ("asked", "received", "lost")}
-    return Round(**{**fields, **sets, "phase": Phase(fields["phase"])})
-
-
 def resume(round: Round, policy: Policy, stored: Clients) -> tuple[Round, tuple[Action, ...]]:
     """What a server that just started, perhaps with another policy, must do for the stored round to go on.
 
     `stored` are the clients whose updates are on the disk: with durability per round, those that
     were only in memory are asked for again.
     """
+    if round.phase in (Phase.VERIFYING, Phase.COMMITTING):  # the step is made again; answers to it are on the disk
+        round = replace(round, phase=Phase.AGGREGATING, asked=NOBODY)
     if gone := round.received - stored:
         phase = Phase.TRAINING if round.phase is Phase.AGGREGATING else round.phase
         round = replace(round, phase=phase, received=round.received & stored, asked=round.asked | gone)

@@ -23,6 +23,7 @@ from fairfleet.server.store import Store, StoredUpdate
 class Scheduler:
     def __init__(self, settings: ServerSettings, store: Store) -> None:
         self._wanted, self._ending, self._seed = settings.round, settings.end.ending(), settings.seed
+        self._verification_seconds = settings.trying.deadline_seconds
         self._past = store.past_candidates()
         accuracies = store.accuracies()
         self._worst = {version: _worst_tenth(found) for version, found in accuracies.items()}
@@ -70,6 +71,8 @@ class Scheduler:
         wanted = self._wanted
         if phase is Phase.EVALUATING:
             return wanted.evaluation_deadline_seconds
+        if phase is Phase.VERIFYING:
+            return self._verification_seconds
         if wanted.deadline == "fixed":
             return wanted.deadline_seconds
         return deadlines.adaptive(

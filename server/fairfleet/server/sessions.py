@@ -26,6 +26,7 @@ class Member:
     train_samples: int
     test_samples: int
     codecs: tuple[str, ...]  # and what else it knows of compression
+    verifies: bool = False  # can try a step before it is taken
 
 
 @dataclass

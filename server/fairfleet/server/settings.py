@@ -25,8 +25,10 @@ from fairfleet.server.endings import Ending
 from fairfleet.server.rounds import Policy
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
 from fairfleet.server.selection import Selection
+from fairfleet.server.verification import Fallback, Terms
 
 HTTP_PORT = 8441
+MAX_HALVINGS = 64  # of the protocol
 PLAN_FIELDS = {"mu": "proximal_mu", "ditto_lambda": "personal_lambda"}  # the papers' names and ours
 
 
@@ -54,6 +56,21 @@ class RoundSettings(Part):
     )
     evaluate_every: NonNegativeInt = Field(default=10, description="rounds; the last is evaluated too; 0: never")
     evaluation_deadline_seconds: PositiveFloat = 120.0
+
+
+class VerificationSettings(Part):
+    """Participants try a step, and shorter ones, before it is taken; see docs/verification.md."""
+
+    halvings: int = Field(default=4, ge=0, le=MAX_HALVINGS, description="try 2^-k of the step for k = 0 to this")
+    threshold: float = Field(default=0.8, gt=0, le=1, description="share of losses that must fall")
+    quorum: float = Field(default=0.5, gt=0, le=1, description="share of the participants whose answers suffice")
+    deadline_seconds: PositiveFloat = Field(default=120.0, description="for their answers")
+    fallback: Fallback = Field(
+        default="smallest", description="when no step passes: commit the whole one, the smallest tried, or skip it"
+    )
+
+    def terms(self) -> Terms:
+        return Terms(**self.model_dump(exclude={"deadline_seconds"}))
 
 
 class HistorySettings(Part):
@@ -149,6 +166,9 @@ class ServerSettings(Settings):
     seed: NonNegativeInt = 0
     round: RoundSettings = RoundSettings()
     end: End = End()
+    verification: VerificationSettings | None = Field(
+        default=None, description="of every step by the participants, before it is taken; default: none"
+    )
     history: HistorySettings = HistorySettings()
     rule: Named = Field(default=Named(name="fedavg"), description="see `fairfleet rules`")
     optimizer: Named | None = Field(default=None, description="after the rule, instead of the rule's own")
@@ -198,6 +218,11 @@ class ServerSettings(Settings):
     def plan_of(self, made: Recipe) -> Plan:
         """The plan, with what the rule asks of local training."""
         return self.plan.model_copy(update={PLAN_FIELDS[key]: value for key, value in made.plan.items()})
+
+    @property
+    def trying(self) -> VerificationSettings:
+        """How steps are verified, if they are: a rule may want a line search by itself."""
+        return self.verification or VerificationSettings(fallback="commit")
 
     def codec_policy(self, raw_bytes: int) -> CodecPolicy:
         wanted = self.compression

@@ -26,76 +26,31 @@ from sqlalchemy.engine import Connection
 from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Signature
-from fairfleet.server import faults
+from fairfleet.server import descent_records, faults
 from fairfleet.server.database import FILE, Database
 from fairfleet.server.durable import make_folder, write_durably
+from fairfleet.server.journal import event_to_json, round_from_json, round_to_json
 from fairfleet.server.migrations import MIGRATIONS
-from fairfleet.server.rounds import Event, Round, event_to_json, round_from_json, round_to_json
+from fairfleet.server.rounds import Event, Round
 from fairfleet.server.rules.base import PastRow
+from fairfleet.server.schema import (
+    SCHEMA_VERSION,
+    evaluations,
+    history,
+    journal,
+    meta,
+    metadata,
+    models,
+    revocations,
+    rounds,
+    updates,
+)
 from fairfleet.server.selection import Candidate
 
-SCHEMA_VERSION = 2  # migrations.py knows the way from older ones
 log = logging.getLogger(__name__)
 
 VECTORS = ".optimizer.safetensors"
 FREE_MODEL = "free"  # the file of a model that is not kept any longer, for the next one
-
-metadata = sa.MetaData()
-meta = sa.Table("meta", metadata, sa.Column("key", sa.Text, primary_key=True), sa.Column("value", sa.Text))
-models = sa.Table(
-    "models",
-    metadata,
-    sa.Column("version", sa.Integer, primary_key=True),
-    sa.Column("digest", sa.Text, nullable=False),
-    sa.Column("file", sa.Text),  # relative to the state directory; null once it was deleted
-    sa.Column("rule_state", sa.Text),  # what rule and optimizer remember, numbers only
-    sa.Column("vectors_file", sa.Text),  # what the optimizer remembers, as long as the model; null if nothing
-    sa.Column("unix_seconds", sa.Float, nullable=False),
-)
-journal = sa.Table(
-    "journal",
-    metadata,
-    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("round", sa.Integer, nullable=False, index=True),
-    sa.Column("event", sa.Text, nullable=False),
-    sa.Column("unix_seconds", sa.Float, nullable=False),
-)
-updates = sa.Table(
-    "updates",
-    metadata,
-    sa.Column("round", sa.Integer, primary_key=True),
-    sa.Column("client", sa.Text, primary_key=True),
-    sa.Column("digest", sa.Text, nullable=False),
-    sa.Column("codec", sa.Text, nullable=False),
-    sa.Column("size_bytes", sa.Integer, nullable=False),
-    sa.Column("file", sa.Text),  # null once the round was committed: then the model contains it
-    sa.Column("report", sa.Text, nullable=False),
-    sa.Column("unix_seconds", sa.Float, nullable=False),
-)
-rounds = sa.Table(
-    "rounds", metadata, sa.Column("round", sa.Integer, primary_key=True), sa.Column("record", sa.Text, nullable=False)
-)
-evaluations = sa.Table(
-    "evaluations",
-    metadata,
-    sa.Column("version", sa.Integer, primary_key=True),
-    sa.Column("client", sa.Text, primary_key=True),
-    sa.Column("evaluation", sa.Text),  # null where it failed
-    sa.Column("failure", sa.Text, nullable=False),
-    sa.Column("unix_seconds", sa.Float, nullable=False),
-)
-history = sa.Table(
-    "history",
-    metadata,
-    sa.Column("client", sa.Text, primary_key=True),
-    sa.Column("round", sa.Integer, nullable=False),  # whose model the row was computed on
-    sa.Column("digest", sa.Text, nullable=False),  # of the update that it was
-    sa.Column("loss", sa.Float, nullable=False),
-    sa.Column("samples", sa.Float, nullable=False),
-)
-revocations = sa.Table(
-    "revocations", metadata, sa.Column("client", sa.Text, primary_key=True), sa.Column("reason", sa.Text)
-)
 
 # Made once: building a statement anew costs more than carrying it out.
 _JOURNAL = journal.insert()
@@ -153,6 +108,11 @@ class Store:
 
     def close(self) -> None:
         self._database.close()
+
+    def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        """Facts, as they stand."""
+        with self._reading() as connection:
+            return connection.execute(query).all()
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -255,10 +215,11 @@ class Store:
                 write(connection)
         faults.passed("transaction of a round")
 
-    def write(self, write: Write) -> None:
-        """A fact that belongs to no event of a round."""
+    def write(self, *writes: Write) -> None:
+        """Facts that belong to no event of a round, all at once."""
         with self._engine.begin() as connection:
-            write(connection)
+            for write in writes:
+                write(connection)
         faults.passed("transaction")
 
     def update_write(self, update: StoredUpdate) -> Write:
@@ -355,9 +316,11 @@ class Store:
         return next((update for update in self.updates_of(round_number) if update.client == client), None)
 
     def records(self, first: int, last: int) -> list[dict[str, Any]]:
+        """Of committed rounds, with what became known of them later."""
         query = sa.select(rounds.c.record).where(rounds.c.round.between(first, last)).order_by(rounds.c.round)
         with self._reading() as connection:
-            return [json.loads(record) for record in connection.scalars(query)]
+            found = [json.loads(record) for record in connection.scalars(query)]
+        return descent_records.completed(self, found, first, last)
 
     def first_losses(self) -> dict[str, float]:
         """Per client: the loss of the received model at its first update."""
@@ -370,10 +333,10 @@ class Store:
             rows = connection.execute(query).all()
         return {client: TrainReport.model_validate_json(text).loss_before for client, text in rows}
 
-    def past_candidates(self) -> dict[str, Candidate]:
-        """Per client: the newest round that it took part in, and its loss then."""
+    def past_candidates(self, before: int | None = None) -> dict[str, Candidate]:
+        """Per client: the newest round that it took part in, perhaps before a given one, and its loss then."""
         newest = sa.select(updates.c.client, sa.func.max(updates.c.round).label("round")).group_by(updates.c.client)
-        latest = newest.subquery()
+        latest = (newest if before is None else newest.where(updates.c.round < before)).subquery()
         query = sa.select(updates.c.client, updates.c.round, updates.c.report).join(
             latest, (updates.c.client == latest.c.client) & (updates.c.round == latest.c.round)
         )

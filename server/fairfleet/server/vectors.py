@@ -19,7 +19,6 @@ from fairfleet.server.aggregation import Aggregation, Direction, Outcome, Server
 from fairfleet.server.blocks import Matrix
 from fairfleet.server.history import History
 from fairfleet.server.rules.base import Report, Vector
-from fairfleet.server.rules.fedmdfg import FedMDFG, line_search
 from fairfleet.server.rules.registry import Recipe, recipe
 
 Record = Mapping[str, Any]
@@ -209,24 +208,15 @@ def reports(facts: Record, who: Any) -> dict[str, Report]:
 
 
 def searched_rate(made: Recipe, choice: Direction, entry: Entry) -> float:
-    """FedMDFG's line search, relative to eta; one for everyone else."""
-    if not isinstance(made.rule, FedMDFG) or not made.rule.line_search or entry.losses_after is None:
-        return 1.0
-    losses_after, notes = entry.losses_after, choice.choice.notes
+    """A line search's, relative to eta; one for rules without."""
+    trials, losses_after, eta = choice.choice.trials, entry.losses_after, made.optimizer.eta
     vector = choice.vector.astype(np.float64, copy=False)
-    if not vector.any():
+    if trials is None or trials.search is None or losses_after is None or not vector.any():
         return 1.0
-    found = line_search(
-        lambda rate: losses_after(rate * vector),
-        choice.cohort.losses,
-        np.array(list(choice.diagnostics.predicted_decrease.values())),
-        eta=made.optimizer.eta,
-        rule=made.rule,
-        stretch=notes["stretch"],
-        guided=notes["guided"],
-        absent=notes["absent"],
-    )
-    return found.rate / made.optimizer.eta
+    factors = [trials.factor(halvings) for halvings in range(trials.halvings + 1)]
+    after = np.array([losses_after(eta * factor * vector) for factor in factors])
+    cohort = choice.cohort
+    return factors[trials.search(cohort.clients, cohort.losses, after, rate=eta).halvings]
 
 
 def compare(vectors: Vectors, case: Record, played: Played) -> Verdict:

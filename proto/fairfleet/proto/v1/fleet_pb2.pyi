@@ -75,6 +75,7 @@ class JoinRequest(google.protobuf.message.Message):
     TEST_SAMPLES_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     SOFTWARE_FIELD_NUMBER: builtins.int
+    VERIFIES_FIELD_NUMBER: builtins.int
     client: builtins.str
     """the identity: 1 to 64 of a-z A-Z 0-9 . _ -"""
     instance: builtins.str
@@ -88,6 +89,8 @@ class JoinRequest(google.protobuf.message.Message):
     """0: this client cannot evaluate"""
     software: builtins.str
     """name and version, for people to read"""
+    verifies: builtins.bool
+    """this client can do a VerifyTask"""
     @property
     def codecs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """known to this client, best first: codecs, and topk and zstd for all made with them"""
@@ -108,9 +111,10 @@ class JoinRequest(google.protobuf.message.Message):
         test_samples: builtins.int = ...,
         signature: fairfleet.proto.v1.model_pb2.Signature | None = ...,
         software: builtins.str = ...,
+        verifies: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["signature", b"signature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "codecs", b"codecs", "device", b"device", "instance", b"instance", "protocol_version", b"protocol_version", "signature", b"signature", "software", b"software", "test_samples", b"test_samples", "train_samples", b"train_samples"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "codecs", b"codecs", "device", b"device", "instance", b"instance", "protocol_version", b"protocol_version", "signature", b"signature", "software", b"software", "test_samples", b"test_samples", "train_samples", b"train_samples", "verifies", b"verifies"]) -> None: ...
 
 Global___JoinRequest: typing_extensions.TypeAlias = JoinRequest
 
@@ -175,6 +179,7 @@ class NextTaskResponse(google.protobuf.message.Message):
     EVALUATE_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
+    VERIFY_FIELD_NUMBER: builtins.int
     @property
     def train(self) -> Global___TrainTask: ...
     @property
@@ -183,6 +188,10 @@ class NextTaskResponse(google.protobuf.message.Message):
     def wait(self) -> Global___Wait: ...
     @property
     def finished(self) -> Global___Finished: ...
+    @property
+    def verify(self) -> Global___VerifyTask:
+        """only to clients that said so when they joined"""
+
     def __init__(
         self,
         *,
@@ -190,10 +199,11 @@ class NextTaskResponse(google.protobuf.message.Message):
         evaluate: Global___EvaluateTask | None = ...,
         wait: Global___Wait | None = ...,
         finished: Global___Finished | None = ...,
+        verify: Global___VerifyTask | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["evaluate", b"evaluate", "finished", b"finished", "task", b"task", "train", b"train", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evaluate", b"evaluate", "finished", b"finished", "task", b"task", "train", b"train", "wait", b"wait"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["task", b"task"]) -> typing.Literal["train", "evaluate", "wait", "finished"] | None: ...
+    def HasField(self, field_name: typing.Literal["evaluate", b"evaluate", "finished", b"finished", "task", b"task", "train", b"train", "verify", b"verify", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evaluate", b"evaluate", "finished", b"finished", "task", b"task", "train", b"train", "verify", b"verify", "wait", b"wait"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["task", b"task"]) -> typing.Literal["train", "evaluate", "wait", "finished", "verify"] | None: ...
 
 Global___NextTaskResponse: typing_extensions.TypeAlias = NextTaskResponse
 
@@ -239,6 +249,7 @@ class Change(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     CODEC_FIELD_NUMBER: builtins.int
+    HALVINGS_FIELD_NUMBER: builtins.int
     version: builtins.int
     """that it leads to"""
     digest: builtins.bytes
@@ -247,6 +258,8 @@ class Change(google.protobuf.message.Message):
     """of the change's stream"""
     codec: builtins.str
     """of its parameters"""
+    halvings: builtins.int
+    """the change is 2^-halvings times what the stream's parameters say"""
     def __init__(
         self,
         *,
@@ -254,8 +267,9 @@ class Change(google.protobuf.message.Message):
         digest: builtins.bytes = ...,
         size_bytes: builtins.int = ...,
         codec: builtins.str = ...,
+        halvings: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["codec", b"codec", "digest", b"digest", "size_bytes", b"size_bytes", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["codec", b"codec", "digest", b"digest", "halvings", b"halvings", "size_bytes", b"size_bytes", "version", b"version"]) -> None: ...
 
 Global___Change: typing_extensions.TypeAlias = Change
 
@@ -324,6 +338,43 @@ class EvaluateTask(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["id", b"id", "model", b"model", "seconds_left", b"seconds_left"]) -> None: ...
 
 Global___EvaluateTask: typing_extensions.TypeAlias = EvaluateTask
+
+@typing.final
+class VerifyTask(google.protobuf.message.Message):
+    """Before a step is taken: how would the model do on the client's own training data after it, and after shorter ones?"""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    HALVINGS_FIELD_NUMBER: builtins.int
+    SECONDS_LEFT_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    halvings: builtins.int
+    """try 2^-k times the step for k = 0 to this, at most 64"""
+    seconds_left: builtins.float
+    @property
+    def model(self) -> Global___ModelRef:
+        """that the round trained"""
+
+    @property
+    def step(self) -> Global___Change:
+        """the longest one, as the change that leads to the next version"""
+
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        model: Global___ModelRef | None = ...,
+        step: Global___Change | None = ...,
+        halvings: builtins.int = ...,
+        seconds_left: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["model", b"model", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["halvings", b"halvings", "id", b"id", "model", b"model", "seconds_left", b"seconds_left", "step", b"step"]) -> None: ...
+
+Global___VerifyTask: typing_extensions.TypeAlias = VerifyTask
 
 @typing.final
 class Wait(google.protobuf.message.Message):
@@ -665,6 +716,48 @@ class ReportEvaluationResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___ReportEvaluationResponse: typing_extensions.TypeAlias = ReportEvaluationResponse
+
+@typing.final
+class ReportVerificationRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    STEP_DIGEST_FIELD_NUMBER: builtins.int
+    LOSSES_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    session: builtins.str
+    round: builtins.int
+    step_digest: builtins.bytes
+    """of the step that was tried"""
+    failure: builtins.str
+    """why the client could not try them; then `losses` is left out"""
+    @property
+    def losses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """of the trial models, the longest step first; infinite where one diverged"""
+
+    def __init__(
+        self,
+        *,
+        session: builtins.str = ...,
+        round: builtins.int = ...,
+        step_digest: builtins.bytes = ...,
+        losses: collections.abc.Iterable[builtins.float] | None = ...,
+        failure: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failure", b"failure", "losses", b"losses", "round", b"round", "session", b"session", "step_digest", b"step_digest"]) -> None: ...
+
+Global___ReportVerificationRequest: typing_extensions.TypeAlias = ReportVerificationRequest
+
+@typing.final
+class ReportVerificationResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ReportVerificationResponse: typing_extensions.TypeAlias = ReportVerificationResponse
 
 @typing.final
 class HeartbeatRequest(google.protobuf.message.Message):

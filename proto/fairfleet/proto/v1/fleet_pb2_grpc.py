@@ -73,6 +73,11 @@ class FleetStub(object):
                 request_serializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.ReportEvaluationRequest.SerializeToString,
                 response_deserializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.ReportEvaluationResponse.FromString,
                 _registered_method=True)
+        self.ReportVerification = channel.unary_unary(
+                '/fairfleet.v1.Fleet/ReportVerification',
+                request_serializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.ReportVerificationRequest.SerializeToString,
+                response_deserializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.ReportVerificationResponse.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/fairfleet.v1.Fleet/Heartbeat',
                 request_serializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.HeartbeatRequest.SerializeToString,
@@ -167,6 +172,13 @@ class FleetServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportVerification(self, request, context):
+        """The losses of trial steps on the client's own training data. Safe to repeat: the first report counts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Heartbeat(self, request, context):
         """Renews the lease of a client that is busy, and carries how far it is. Safe to repeat.
         """
@@ -213,6 +225,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.ReportEvaluation,
                     request_deserializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.ReportEvaluationRequest.FromString,
                     response_serializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.ReportEvaluationResponse.SerializeToString,
+            ),
+            'ReportVerification': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportVerification,
+                    request_deserializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.ReportVerificationRequest.FromString,
+                    response_serializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.ReportVerificationResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -395,6 +412,33 @@ class Fleet(object):
             '/fairfleet.v1.Fleet/ReportEvaluation',
             fairfleet_dot_proto_dot_v1_dot_fleet__pb2.ReportEvaluationRequest.SerializeToString,
             fairfleet_dot_proto_dot_v1_dot_fleet__pb2.ReportEvaluationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportVerification(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairfleet.v1.Fleet/ReportVerification',
+            fairfleet_dot_proto_dot_v1_dot_fleet__pb2.ReportVerificationRequest.SerializeToString,
+            fairfleet_dot_proto_dot_v1_dot_fleet__pb2.ReportVerificationResponse.FromString,
             options,
             channel_credentials,
             insecure,

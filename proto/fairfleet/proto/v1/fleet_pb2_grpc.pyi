@@ -122,6 +122,22 @@ _FleetReportEvaluationType = typing_extensions.TypeVar(
     ],
 )
 
+_FleetReportVerificationType = typing_extensions.TypeVar(
+    '_FleetReportVerificationType',
+    grpc.UnaryUnaryMultiCallable[
+        fairfleet.proto.v1.fleet_pb2.ReportVerificationRequest,
+        fairfleet.proto.v1.fleet_pb2.ReportVerificationResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        fairfleet.proto.v1.fleet_pb2.ReportVerificationRequest,
+        fairfleet.proto.v1.fleet_pb2.ReportVerificationResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        fairfleet.proto.v1.fleet_pb2.ReportVerificationRequest,
+        fairfleet.proto.v1.fleet_pb2.ReportVerificationResponse,
+    ],
+)
+
 _FleetHeartbeatType = typing_extensions.TypeVar(
     '_FleetHeartbeatType',
     grpc.UnaryUnaryMultiCallable[
@@ -154,7 +170,7 @@ _FleetLeaveType = typing_extensions.TypeVar(
     ],
 )
 
-class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchModelType, _FleetOpenUploadType, _FleetSendUploadType, _FleetReportEvaluationType, _FleetHeartbeatType, _FleetLeaveType]):
+class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchModelType, _FleetOpenUploadType, _FleetSendUploadType, _FleetReportEvaluationType, _FleetReportVerificationType, _FleetHeartbeatType, _FleetLeaveType]):
     """Any call may answer, beside what is said at each:
 
     UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off.
@@ -192,6 +208,10 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchMo
             fairfleet.proto.v1.fleet_pb2.ReportEvaluationResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
+            fairfleet.proto.v1.fleet_pb2.ReportVerificationRequest,
+            fairfleet.proto.v1.fleet_pb2.ReportVerificationResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
             fairfleet.proto.v1.fleet_pb2.HeartbeatRequest,
             fairfleet.proto.v1.fleet_pb2.HeartbeatResponse,
         ],
@@ -226,6 +246,10 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchMo
         grpc.aio.UnaryUnaryMultiCallable[
             fairfleet.proto.v1.fleet_pb2.ReportEvaluationRequest,
             fairfleet.proto.v1.fleet_pb2.ReportEvaluationResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            fairfleet.proto.v1.fleet_pb2.ReportVerificationRequest,
+            fairfleet.proto.v1.fleet_pb2.ReportVerificationResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
             fairfleet.proto.v1.fleet_pb2.HeartbeatRequest,
@@ -289,6 +313,9 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchMo
     ReportEvaluation: _FleetReportEvaluationType
     """Says how a model version does on the client's own test split. Safe to repeat: the first report counts."""
 
+    ReportVerification: _FleetReportVerificationType
+    """The losses of trial steps on the client's own training data. Safe to repeat: the first report counts."""
+
     Heartbeat: _FleetHeartbeatType
     """Renews the lease of a client that is busy, and carries how far it is. Safe to repeat."""
 
@@ -319,6 +346,10 @@ FleetAsyncStub: typing_extensions.TypeAlias = FleetStub[
     grpc.aio.UnaryUnaryMultiCallable[
         fairfleet.proto.v1.fleet_pb2.ReportEvaluationRequest,
         fairfleet.proto.v1.fleet_pb2.ReportEvaluationResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        fairfleet.proto.v1.fleet_pb2.ReportVerificationRequest,
+        fairfleet.proto.v1.fleet_pb2.ReportVerificationResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         fairfleet.proto.v1.fleet_pb2.HeartbeatRequest,
@@ -422,6 +453,14 @@ class FleetServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[fairfleet.proto.v1.fleet_pb2.ReportEvaluationResponse, collections.abc.Awaitable[fairfleet.proto.v1.fleet_pb2.ReportEvaluationResponse]]:
         """Says how a model version does on the client's own test split. Safe to repeat: the first report counts."""
+
+    @abc.abstractmethod
+    def ReportVerification(
+        self,
+        request: fairfleet.proto.v1.fleet_pb2.ReportVerificationRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[fairfleet.proto.v1.fleet_pb2.ReportVerificationResponse, collections.abc.Awaitable[fairfleet.proto.v1.fleet_pb2.ReportVerificationResponse]]:
+        """The losses of trial steps on the client's own training data. Safe to repeat: the first report counts."""
 
     @abc.abstractmethod
     def Heartbeat(

@@ -33,6 +33,10 @@ class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     PHASE_AGGREGATING: _Phase.ValueType  # 3
     PHASE_EVALUATING: _Phase.ValueType  # 4
     PHASE_FINISHED: _Phase.ValueType  # 5
+    PHASE_VERIFYING: _Phase.ValueType  # 6
+    """participants try the step before it is taken"""
+    PHASE_COMMITTING: _Phase.ValueType  # 7
+    """the step that was chosen"""
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper): ...
 
@@ -43,6 +47,10 @@ PHASE_TRAINING: Phase.ValueType  # 2
 PHASE_AGGREGATING: Phase.ValueType  # 3
 PHASE_EVALUATING: Phase.ValueType  # 4
 PHASE_FINISHED: Phase.ValueType  # 5
+PHASE_VERIFYING: Phase.ValueType  # 6
+"""participants try the step before it is taken"""
+PHASE_COMMITTING: Phase.ValueType  # 7
+"""the step that was chosen"""
 Global___Phase: typing_extensions.TypeAlias = Phase
 
 class _ClientState:
@@ -57,6 +65,7 @@ class _ClientStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     CLIENT_STATE_EVALUATING: _ClientState.ValueType  # 3
     CLIENT_STATE_GONE: _ClientState.ValueType  # 4
     CLIENT_STATE_REVOKED: _ClientState.ValueType  # 5
+    CLIENT_STATE_VERIFYING: _ClientState.ValueType  # 6
 
 class ClientState(_ClientState, metaclass=_ClientStateEnumTypeWrapper): ...
 
@@ -66,6 +75,7 @@ CLIENT_STATE_TRAINING: ClientState.ValueType  # 2
 CLIENT_STATE_EVALUATING: ClientState.ValueType  # 3
 CLIENT_STATE_GONE: ClientState.ValueType  # 4
 CLIENT_STATE_REVOKED: ClientState.ValueType  # 5
+CLIENT_STATE_VERIFYING: ClientState.ValueType  # 6
 Global___ClientState: typing_extensions.TypeAlias = ClientState
 
 @typing.final
@@ -172,6 +182,9 @@ class Event(google.protobuf.message.Message):
     FEDERATION_PAUSED_FIELD_NUMBER: builtins.int
     FEDERATION_RESUMED_FIELD_NUMBER: builtins.int
     FEDERATION_FINISHED_FIELD_NUMBER: builtins.int
+    VERIFICATION_STARTED_FIELD_NUMBER: builtins.int
+    STEP_TRIED_FIELD_NUMBER: builtins.int
+    STEP_MEASURED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """from 1, since the server started"""
     unix_seconds: builtins.float
@@ -203,6 +216,12 @@ class Event(google.protobuf.message.Message):
     def federation_resumed(self) -> Global___FederationResumed: ...
     @property
     def federation_finished(self) -> Global___FederationFinished: ...
+    @property
+    def verification_started(self) -> Global___VerificationStarted: ...
+    @property
+    def step_tried(self) -> Global___StepTried: ...
+    @property
+    def step_measured(self) -> Global___StepMeasured: ...
     def __init__(
         self,
         *,
@@ -222,10 +241,13 @@ class Event(google.protobuf.message.Message):
         federation_paused: Global___FederationPaused | None = ...,
         federation_resumed: Global___FederationResumed | None = ...,
         federation_finished: Global___FederationFinished | None = ...,
+        verification_started: Global___VerificationStarted | None = ...,
+        step_tried: Global___StepTried | None = ...,
+        step_measured: Global___StepMeasured | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["aggregation_started", b"aggregation_started", "client_gone", b"client_gone", "client_joined", b"client_joined", "evaluation_finished", b"evaluation_finished", "evaluation_reported", b"evaluation_reported", "evaluation_started", b"evaluation_started", "federation_finished", b"federation_finished", "federation_paused", b"federation_paused", "federation_resumed", b"federation_resumed", "kind", b"kind", "round_committed", b"round_committed", "round_started", b"round_started", "training_progress", b"training_progress", "update_received", b"update_received"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["aggregation_started", b"aggregation_started", "client_gone", b"client_gone", "client_joined", b"client_joined", "evaluation_finished", b"evaluation_finished", "evaluation_reported", b"evaluation_reported", "evaluation_started", b"evaluation_started", "federation_finished", b"federation_finished", "federation_paused", b"federation_paused", "federation_resumed", b"federation_resumed", "kind", b"kind", "round", b"round", "round_committed", b"round_committed", "round_started", b"round_started", "sequence", b"sequence", "training_progress", b"training_progress", "unix_seconds", b"unix_seconds", "update_received", b"update_received"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["client_joined", "client_gone", "round_started", "training_progress", "update_received", "aggregation_started", "round_committed", "evaluation_started", "evaluation_reported", "evaluation_finished", "federation_paused", "federation_resumed", "federation_finished"] | None: ...
+    def HasField(self, field_name: typing.Literal["aggregation_started", b"aggregation_started", "client_gone", b"client_gone", "client_joined", b"client_joined", "evaluation_finished", b"evaluation_finished", "evaluation_reported", b"evaluation_reported", "evaluation_started", b"evaluation_started", "federation_finished", b"federation_finished", "federation_paused", b"federation_paused", "federation_resumed", b"federation_resumed", "kind", b"kind", "round_committed", b"round_committed", "round_started", b"round_started", "step_measured", b"step_measured", "step_tried", b"step_tried", "training_progress", b"training_progress", "update_received", b"update_received", "verification_started", b"verification_started"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["aggregation_started", b"aggregation_started", "client_gone", b"client_gone", "client_joined", b"client_joined", "evaluation_finished", b"evaluation_finished", "evaluation_reported", b"evaluation_reported", "evaluation_started", b"evaluation_started", "federation_finished", b"federation_finished", "federation_paused", b"federation_paused", "federation_resumed", b"federation_resumed", "kind", b"kind", "round", b"round", "round_committed", b"round_committed", "round_started", b"round_started", "sequence", b"sequence", "step_measured", b"step_measured", "step_tried", b"step_tried", "training_progress", b"training_progress", "unix_seconds", b"unix_seconds", "update_received", b"update_received", "verification_started", b"verification_started"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["client_joined", "client_gone", "round_started", "training_progress", "update_received", "aggregation_started", "round_committed", "evaluation_started", "evaluation_reported", "evaluation_finished", "federation_paused", "federation_resumed", "federation_finished", "verification_started", "step_tried", "step_measured"] | None: ...
 
 Global___Event: typing_extensions.TypeAlias = Event
 
@@ -386,6 +408,92 @@ class RoundCommitted(google.protobuf.message.Message):
 Global___RoundCommitted: typing_extensions.TypeAlias = RoundCommitted
 
 @typing.final
+class VerificationStarted(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLIENTS_FIELD_NUMBER: builtins.int
+    HALVINGS_FIELD_NUMBER: builtins.int
+    halvings: builtins.int
+    @property
+    def clients(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        clients: collections.abc.Iterable[builtins.str] | None = ...,
+        halvings: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clients", b"clients", "halvings", b"halvings"]) -> None: ...
+
+Global___VerificationStarted: typing_extensions.TypeAlias = VerificationStarted
+
+@typing.final
+class StepTried(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: builtins.int
+    LOSSES_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    client: builtins.str
+    failure: builtins.str
+    @property
+    def losses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """of the trial models, the longest step first"""
+
+    def __init__(
+        self,
+        *,
+        client: builtins.str = ...,
+        losses: collections.abc.Iterable[builtins.float] | None = ...,
+        failure: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "failure", b"failure", "losses", b"losses"]) -> None: ...
+
+Global___StepTried: typing_extensions.TypeAlias = StepTried
+
+@typing.final
+class StepMeasured(google.protobuf.message.Message):
+    """What the reports of later rounds say of a step: did losses fall? Nobody was asked for it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    MEASURED_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    """whose step it was"""
+    @property
+    def measured(self) -> Global___Measured: ...
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        measured: Global___Measured | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["measured", b"measured"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["measured", b"measured", "round", b"round"]) -> None: ...
+
+Global___StepMeasured: typing_extensions.TypeAlias = StepMeasured
+
+@typing.final
+class Measured(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IMPROVED_FIELD_NUMBER: builtins.int
+    CLIENTS_FIELD_NUMBER: builtins.int
+    improved: builtins.float
+    """share of the clients whose loss fell"""
+    clients: builtins.int
+    """that reported their loss before and after the step"""
+    def __init__(
+        self,
+        *,
+        improved: builtins.float = ...,
+        clients: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clients", b"clients", "improved", b"improved"]) -> None: ...
+
+Global___Measured: typing_extensions.TypeAlias = Measured
+
+@typing.final
 class EvaluationStarted(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -511,6 +619,10 @@ class RoundRecord(google.protobuf.message.Message):
     BYTES_RECEIVED_FIELD_NUMBER: builtins.int
     DIAGNOSTICS_JSON_FIELD_NUMBER: builtins.int
     UNIX_SECONDS_FIELD_NUMBER: builtins.int
+    PROMISED_FIELD_NUMBER: builtins.int
+    MEASURED_FIELD_NUMBER: builtins.int
+    VERIFICATION_FIELD_NUMBER: builtins.int
+    CUT_OFF_FIELD_NUMBER: builtins.int
     round: builtins.int
     digest: builtins.bytes
     """of the model that it committed"""
@@ -523,11 +635,25 @@ class RoundRecord(google.protobuf.message.Message):
     diagnostics_json: builtins.str
     """of the rule"""
     unix_seconds: builtins.float
+    promised: builtins.float
+    """share of the clients whose loss falls to first order (g_k . d > 0)"""
     @property
     def contributions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ClientContribution]: ...
     @property
     def dropped(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """asked, but not in the round"""
+
+    @property
+    def measured(self) -> Global___Measured:
+        """what the losses did; left out until later reports tell"""
+
+    @property
+    def verification(self) -> Global___Verification:
+        """left out where the step was not verified"""
+
+    @property
+    def cut_off(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CutOff]:
+        """what became of those who were asked, but are not in the round"""
 
     def __init__(
         self,
@@ -543,10 +669,106 @@ class RoundRecord(google.protobuf.message.Message):
         bytes_received: builtins.int = ...,
         diagnostics_json: builtins.str = ...,
         unix_seconds: builtins.float = ...,
+        promised: builtins.float | None = ...,
+        measured: Global___Measured | None = ...,
+        verification: Global___Verification | None = ...,
+        cut_off: collections.abc.Iterable[Global___CutOff] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["aggregation_seconds", b"aggregation_seconds", "attempts", b"attempts", "bytes_received", b"bytes_received", "commit_seconds", b"commit_seconds", "contributions", b"contributions", "diagnostics_json", b"diagnostics_json", "digest", b"digest", "dropped", b"dropped", "round", b"round", "training_seconds", b"training_seconds", "unix_seconds", b"unix_seconds"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_promised", b"_promised", "measured", b"measured", "promised", b"promised", "verification", b"verification"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_promised", b"_promised", "aggregation_seconds", b"aggregation_seconds", "attempts", b"attempts", "bytes_received", b"bytes_received", "commit_seconds", b"commit_seconds", "contributions", b"contributions", "cut_off", b"cut_off", "diagnostics_json", b"diagnostics_json", "digest", b"digest", "dropped", b"dropped", "measured", b"measured", "promised", b"promised", "round", b"round", "training_seconds", b"training_seconds", "unix_seconds", b"unix_seconds", "verification", b"verification"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_promised", b"_promised"]) -> typing.Literal["promised"] | None: ...
 
 Global___RoundRecord: typing_extensions.TypeAlias = RoundRecord
+
+@typing.final
+class Verification(google.protobuf.message.Message):
+    """How a step was tried before it was taken."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    FACTOR_FIELD_NUMBER: builtins.int
+    TRIED_FIELD_NUMBER: builtins.int
+    IMPROVED_FIELD_NUMBER: builtins.int
+    ANSWERED_FIELD_NUMBER: builtins.int
+    SILENT_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    outcome: builtins.str
+    """accepted; searched: a line search's best; else the fallback: commit, smallest, skip"""
+    reason: builtins.str
+    """for people to read"""
+    factor: builtins.float
+    """of the optimizer's step that was taken: 1, 1/2, …; above 1 by a line search; 0: none"""
+    seconds: builtins.float
+    @property
+    def tried(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """factors, the longest first"""
+
+    @property
+    def improved(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """by trial: share of those who answered whose loss fell; none: too few answered"""
+
+    @property
+    def answered(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def silent(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """asked, but no answer came in time"""
+
+    def __init__(
+        self,
+        *,
+        outcome: builtins.str = ...,
+        reason: builtins.str = ...,
+        factor: builtins.float = ...,
+        tried: collections.abc.Iterable[builtins.float] | None = ...,
+        improved: collections.abc.Iterable[builtins.float] | None = ...,
+        answered: collections.abc.Iterable[builtins.str] | None = ...,
+        silent: collections.abc.Iterable[builtins.str] | None = ...,
+        seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered", b"answered", "factor", b"factor", "improved", b"improved", "outcome", b"outcome", "reason", b"reason", "seconds", b"seconds", "silent", b"silent", "tried", b"tried"]) -> None: ...
+
+Global___Verification: typing_extensions.TypeAlias = Verification
+
+@typing.final
+class CutOff(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: builtins.int
+    LOSS_BEFORE_FIELD_NUMBER: builtins.int
+    ROUND_BEFORE_FIELD_NUMBER: builtins.int
+    LOSS_AFTER_FIELD_NUMBER: builtins.int
+    ROUND_AFTER_FIELD_NUMBER: builtins.int
+    client: builtins.str
+    loss_before: builtins.float
+    """on its training data, by its newest report then"""
+    round_before: builtins.int
+    """of that report"""
+    loss_after: builtins.float
+    """by its next report"""
+    round_after: builtins.int
+    def __init__(
+        self,
+        *,
+        client: builtins.str = ...,
+        loss_before: builtins.float | None = ...,
+        round_before: builtins.int | None = ...,
+        loss_after: builtins.float | None = ...,
+        round_after: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_loss_after", b"_loss_after", "_loss_before", b"_loss_before", "_round_after", b"_round_after", "_round_before", b"_round_before", "loss_after", b"loss_after", "loss_before", b"loss_before", "round_after", b"round_after", "round_before", b"round_before"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_loss_after", b"_loss_after", "_loss_before", b"_loss_before", "_round_after", b"_round_after", "_round_before", b"_round_before", "client", b"client", "loss_after", b"loss_after", "loss_before", b"loss_before", "round_after", b"round_after", "round_before", b"round_before"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_loss_after", b"_loss_after"]) -> typing.Literal["loss_after"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_loss_before", b"_loss_before"]) -> typing.Literal["loss_before"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_round_after", b"_round_after"]) -> typing.Literal["round_after"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_round_before", b"_round_before"]) -> typing.Literal["round_before"] | None: ...
+
+Global___CutOff: typing_extensions.TypeAlias = CutOff
 
 @typing.final
 class ClientContribution(google.protobuf.message.Message):

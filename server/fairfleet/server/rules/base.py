@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +146,32 @@ class State(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Found(NamedTuple):
+    halvings: int  # of the longest trial
+    accepted: bool  # else it is the best of those that were not
+
+
+class Search(Protocol):
+    def __call__(self, clients: Sequence[str], before: Vector, after: Vector, *, rate: float) -> Found:
+        """Which trial to take, by the losses before (one per client) and after (one line per trial).
+
+        `rate` is the optimizer's, of the step that was not lengthened.
+        """
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Steps for clients to try before one is taken: 2^-k times the longest, k = 0 to `halvings`."""
+
+    halvings: int
+    doublings: int = 0  # the longest is 2^doublings times the optimizer's step
+    search: Search | None = None  # None: by the share of clients whose loss falls
+
+    def factor(self, halvings: int | None) -> float:
+        """Of the optimizer's step, which a trial is; none is 0."""
+        return 0.0 if halvings is None else 2.0 ** (self.doublings - halvings)
+
+
 @dataclass(frozen=True)
 class Step:
     """A rule's answer. The direction is the sum of coefficients times rows; the model moves against it."""
@@ -155,6 +181,7 @@ class Step:
     state: State = field(default_factory=State)
     columns: ColumnRule | None = None  # instead of coefficients: a function of the columns
     certainty: float = 1.0  # for AdaFedAdam's server optimizer
+    trials: Trials | None = None  # that the rule wants, whatever the server was told
     notes: Mapping[str, Any] = field(default_factory=dict)  # for the round's record
 
 
@@ -165,7 +192,7 @@ class Needs:
     reports: tuple[str, ...] = ()  # beside samples and loss
     layers: bool = False
     columns: bool = False
-    line_search: bool = False
+    line_search: bool = False  # its steps come with trials
 
 
 class Rule(BaseModel):

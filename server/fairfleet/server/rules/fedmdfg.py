@@ -1,12 +1,14 @@
 """FedMDFG: a common descent direction that turns towards equal losses when the losses drift apart.
 
 Pan, Wang, Li, Zhou, Lin: FedMDFG: Federated Learning with Multi-Gradient Descent and Fair Guidance, AAAI 2023.
-The direction is here; its line search needs losses of trial models, which come through a callback.
+The direction is here, and its line search: clients try steps that are halved again and again, and tell their losses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -14,7 +16,9 @@ from pydantic import Field
 
 from fairfleet.server.minnorm import min_norm_on_simplex
 from fairfleet.server.rules.algebra import ZERO, length, uniform, vanishes
-from fairfleet.server.rules.base import Cohort, Needs, Rule, State, Step, Vector
+from fairfleet.server.rules.base import Cohort, Found, Needs, Rule, State, Step, Trials, Vector
+
+MOST_HALVINGS = 32  # in one line search, however short the shortest combination is
 
 
 class Expectation(State):
@@ -37,7 +41,7 @@ class FedMDFG(Rule):
     theta_deg: float = Field(default=11.25, ge=0.0, le=90.0)
     s: int = Field(default=5, ge=0)
     beta: float = Field(default=1e-4, ge=0.0)
-    line_search: bool = False
+    line_search: bool = True
 
     def needs(self) -> Needs:
         return Needs(line_search=self.line_search)
@@ -59,11 +63,14 @@ class FedMDFG(Rule):
         found = direction(gram.whole * np.outer(scale, scale), m, guidance(cohort.losses) if guided else None)
         coefficients = np.zeros(len(cohort.gram))
         coefficients[rows] = found.coefficients * scale
+        slopes = dict(zip(cohort.clients, (cohort.gram.whole[:m] @ coefficients).tolist(), strict=True))
+        line = Line(self.s, self.beta, found.stretch, guided, absent=bool(left), slopes=slopes)
         return Step(
             coefficients,
             status=found.status,
             state=FedMDFGState(expected=state.expected | expected, mean_norm=mu),
             notes={"guided": guided, "angle_deg": angle, "absent": bool(left), "stretch": found.stretch},
+            trials=line.trials() if self.line_search and found.stretch else None,
         )
 
     def expectations(self, cohort: Cohort, state: FedMDFGState) -> tuple[dict[str, Expectation], int]:
@@ -100,13 +107,13 @@ def guidance(losses: Vector) -> Vector | None:
     return np.asarray(h / norm) if norm > 1e-12 else None
 
 
-class Found(NamedTuple):
+class Shortest(NamedTuple):
     coefficients: Vector
     stretch: float = 0.0  # from the shortest combination to the step
     status: str = "ok"
 
 
-def direction(gram: Vector, clients: int, guide: Vector | None) -> Found:
+def direction(gram: Vector, clients: int, guide: Vector | None) -> Shortest:
     """The shortest combination of the rows and the guide, as long as the clients' mean."""
     zero, mean = np.zeros(len(gram)), uniform(clients, len(gram))
     members = [line for line, square in zip(np.eye(len(gram)), np.diagonal(gram), strict=True) if square > 0.0]
@@ -115,48 +122,45 @@ def direction(gram: Vector, clients: int, guide: Vector | None) -> Found:
         fair[:clients] = guide
         members += [] if vanishes(fair, gram) else [fair]
     if not members:
-        return Found(zero, status="stationary")
+        return Shortest(zero, status="stationary")
     lines = np.array(members)
     products = lines @ gram @ lines.T
     weights = min_norm_on_simplex(products).weights
     if vanishes(weights, products):
-        return Found(zero, status="pareto_stationary")
+        return Shortest(zero, status="pareto_stationary")
     if vanishes(mean, gram):
-        return Found(zero, status="zero_mean")
+        return Shortest(zero, status="zero_mean")
     stretch = length(mean, gram) / length(weights, products)
-    return Found(weights @ lines * stretch, stretch)
+    return Shortest(weights @ lines * stretch, stretch)
 
 
-class Rate(NamedTuple):
-    rate: float
-    losses: Vector
-    accepted: bool
+@dataclass(frozen=True)
+class Line:
+    """Along which the losses are tried: rates from 2^s (1 if a client left) down to 2^-s / stretch times the usual."""
 
+    s: int
+    beta: float
+    stretch: float
+    guided: bool
+    absent: bool
+    slopes: Mapping[str, float]  # g_k . d
 
-def line_search(
-    losses_at: Callable[[float], Vector],
-    losses: Vector,
-    slopes: Vector,
-    *,
-    eta: float,
-    rule: FedMDFG,
-    stretch: float,
-    guided: bool,
-    absent: bool,
-) -> Rate:
-    """The first rate, halving, that lowers every loss as the slopes promise and, if guided, makes them more equal.
+    def trials(self) -> Trials:
+        doublings = 0 if self.absent else self.s
+        halvings = doublings + self.s + math.floor(math.log2(self.stretch))
+        return Trials(min(max(halvings, 0), MOST_HALVINGS), doublings, self.search)
 
-    losses_at(rate) are the clients' losses after a step of that rate; slopes are g_k . d.
-    """
-    start = eta if absent else 2.0**rule.s * eta
-    last = 2.0**-rule.s * eta / stretch
-    tried: list[Rate] = []
-    while not tried or tried[-1].rate / 2.0 >= last:
-        rate = tried[-1].rate / 2.0 if tried else start
-        found = losses_at(rate)
-        falls = bool((losses - found >= rate * rule.beta * slopes).all())
-        if falls and (not guided or equality(found) > equality(losses)):
-            return Rate(rate, found, accepted=True)
-        tried.append(Rate(rate, found, accepted=False))
-    lower = [rate for rate in tried if rate.losses.sum() < losses.sum()]
-    return lower[0] if lower else min(tried, key=lambda rate: float(rate.losses.sum()))
+    def search(self, clients: Sequence[str], before: Vector, after: Vector, *, rate: float) -> Found:
+        """The first trial that lowers every loss as the slopes promise and, if guided, makes them more equal.
+
+        Else the longest that lowers their sum; else the one with the lowest.
+        """
+        slopes, longest = np.array([self.slopes[client] for client in clients]), rate * self.trials().factor(0)
+        equal, total = equality(before), before.sum()
+        for halvings, losses in enumerate(after):
+            falls = bool((before - losses >= longest * 2.0**-halvings * self.beta * slopes).all())
+            if falls and (not self.guided or equality(losses) > equal):
+                return Found(halvings, accepted=True)
+        sums = after.sum(axis=1)
+        lower = np.flatnonzero(sums < total)
+        return Found(int(lower[0] if len(lower) else np.argmin(sums)), accepted=False)

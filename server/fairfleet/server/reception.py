@@ -1,0 +1,240 @@
+"""Updates on their way in: who may send one, what becomes of it, and the receipt for it.
+
+A receipt is given once, for good, and only when what it says is durable. Updates that arrive while a transaction is
+written share the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairfleet.common import wire
+from fairfleet.common.errors import Refused, TryLater, WrongState
+from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server import rounds
+from fairfleet.server.descent_records import Reported, late_report_write
+from fairfleet.server.round_loop import RoundLoop
+from fairfleet.server.rounds import Phase, Round
+from fairfleet.server.store import StoredUpdate, Write
+from fairfleet.server.uploads import Announced, Upload, check_announced
+
+GATHER_SECONDS = 0.05  # rows that arrive within so little are multiplied together, which is cheaper than one by one
+STANDS_IN = "it came too late for its round, and stands for its client in later ones"
+
+
+@dataclass(frozen=True)
+class Receipt:
+    round: int
+    digest: bytes
+    counted: bool
+    durable: bool
+    reason: str = ""
+    in_history: bool = False  # too late for its round; it stands for its client in later ones
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A whole upload that waits to be recorded."""
+
+    upload: Upload
+    counted: asyncio.Future[bool]
+
+
+@dataclass
+class Traffic:
+    """Since the start."""
+
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)  # of updates: late, repeated, refused
+
+
+class Reception:
+    def __init__(self, loop: RoundLoop, revoked: Mapping[str, str]) -> None:
+        self.traffic = Traffic()
+        self._loop, self._revoked = loop, revoked
+        self._store, self._intake, self._threads = loop.store, loop.intake, loop.threads
+        self._arrivals: list[Arrival] = []
+        self._late_lock = asyncio.Lock()  # one late update after the other: a client may send the same one twice
+        self._gathering: asyncio.TimerHandle | None = None
+
+    async def restore(self, updates: Mapping[str, StoredUpdate]) -> None:
+        """Takes the round's updates up again that an earlier run of the server gave receipts for."""
+        for client in self._loop.round.received:
+            await self._threads.in_worker(self._intake.restore, updates[client])
+            self._add_row(client)
+
+    def stop(self) -> None:
+        if self._gathering:
+            self._gathering.cancel()
+
+    async def open(self, announced: Announced, model_digest: bytes) -> Upload | Receipt:
+        check_announced(announced, self._intake.limit_bytes)
+        client, number = announced.client, announced.round
+        if receipt := await self._receipt_for(client, number):
+            return receipt
+        if number > self._loop.round.number:
+            raise WrongState(f"round {number} is not known here; this server is at round {self._loop.round.number}")
+        late = number < self._loop.round.number
+        newest = self._loop.committer.publication
+        trained = await self._threads.in_database(self._store.model_digest, number) if late else newest.digest
+        if model_digest != trained:
+            raise WrongState(
+                f"the update of {client} was computed on model {model_digest.hex()[:16]}…; "
+                f"round {number} trains {(trained or b'').hex()[:16]}…. Ask for a new task."
+            )
+        if not late and not self._loop.round.takes_update_of(client):
+            raise WrongState(f"client {client} was not asked to train in round {number}; ask for a new task")
+        upload = self._intake.upload_for(announced, in_memory=late)
+        if upload.path is None:
+            upload.reopen()  # no file, nothing to wait for
+        else:
+            await self._threads.in_worker(upload.reopen)
+        if not self._intake.holds(upload):
+            upload.discard()
+            raise WrongState(f"round {number} went on while the upload was opened; ask for a new task")
+        self._intake.opened(upload)
+        return upload
+
+    async def _receipt_for(self, client: str, number: int) -> Receipt | None:
+        """The answer to an update that is here already, or that came too late; None: it may be sent."""
+        if number > self._loop.round.number:
+            return None
+        if number == self._loop.round.number:
+            if found := self._intake.whole.get(client):
+                async with self._loop.lock:  # its transaction may still be being written
+                    if self._loop.tasks.failed.done():
+                        raise TryLater("the server could not write to its database; try again")
+                    return Receipt(number, found[0].digest, counted=True, durable=self._intake.durable)
+            if self._loop.round.phase in (Phase.WAITING, Phase.TRAINING, Phase.EVALUATING):
+                return None
+            over = self._loop.round.phase is Phase.FINISHED
+            if not over and self._loop.committer.wants_late(client, number, ahead=1):
+                raise TryLater(f"round {number} is being committed without {client}; try again in a moment")
+        if stored := await self._threads.in_database(self._store.update_of, client, number):
+            return Receipt(number, stored.digest, counted=True, durable=True)
+        if digest := await self._threads.in_database(self._store.history_digest, client, number):
+            return Receipt(number, digest, counted=False, durable=True, reason=STANDS_IN, in_history=True)
+        if self._loop.committer.wants_late(client, number):
+            return None
+        late = f"round {number} went on without {client}; its update came too late"
+        return Receipt(number, b"", counted=False, durable=True, reason=late)
+
+    def under_way(self, token: bytes) -> Upload:
+        return self._intake.by_token(token)
+
+    async def take_chunks(self, upload: Upload, token: bytes, messages: list[bytes]) -> None:
+        self.traffic.received_bytes += sum(len(message) for message in messages)
+        await self._threads.in_worker(upload.take, token, messages)
+
+    async def complete(self, upload: Upload, token: bytes, rest: list[bytes]) -> Receipt:
+        """Makes an upload that is whole with these messages count, once; the receipt only when it is durable."""
+        self.traffic.received_bytes += sum(len(message) for message in rest)
+        try:
+            await self._threads.in_worker(upload.finish, token, rest)
+        except Refused:
+            if upload.spoiled:
+                self._intake.drop(upload)
+            raise
+        late = upload.announced.round < self._loop.round.number
+        return await self._loop.tasks.whole(self._arrive_late(upload) if late else self._arrive(upload))
+
+    async def _arrive_late(self, upload: Upload) -> Receipt:
+        """Never part of a model that it was not computed on; but the client's newest word, if it is."""
+        client, number = upload.announced.client, upload.announced.round
+        async with self._late_lock:
+            if not self._intake.holds(upload) or client in self._revoked:
+                raise WrongState(f"the late update of {client} is no longer wanted; ask for a new task")
+            if self._loop.committer.wants_late(client, number):
+                await self._remember_late(upload)
+            else:
+                self._intake.drop(upload)
+        return await self._receipt_or_another_try(client, number)
+
+    async def _remember_late(self, upload: Upload) -> None:
+        update = self._intake.release(upload)
+        try:
+            await self._threads.in_aggregator(self._loop.committer.remember_late, update, upload.row)
+        except OSError as error:  # no fact speaks of it yet
+            raise TryLater(f"the server cannot write to its disk: {error.strerror}") from error
+        finally:
+            self._intake.give_back(upload)
+        report = late_report_write(update.client, Reported(update.report.loss_before, update.round))
+        await self._threads.in_database(self._store.write, self._store.history_write([update]), report)
+        await self._threads.in_aggregator(self._loop.committer.late_is_named, update)
+
+    async def _arrive(self, upload: Upload) -> Receipt:
+        arrival = Arrival(upload, asyncio.get_running_loop().create_future())
+        self._arrivals.append(arrival)
+        async with self._loop.lock:
+            if self._arrivals:  # else whoever had the lock before has taken this one along
+                await self._take_arrivals()
+        if await arrival.counted:
+            return Receipt(upload.announced.round, upload.announced.digest, True, self._intake.durable)
+        return await self._receipt_or_another_try(upload.announced.client, upload.announced.round)
+
+    async def _receipt_or_another_try(self, client: str, number: int) -> Receipt:
+        if receipt := await self._receipt_for(client, number):
+            return receipt
+        raise TryLater(f"round {number} went on while the update of {client} came in; open it again")
+
+    async def _take_arrivals(self) -> None:
+        """All that came while the last transaction was written go into one. Under the lock."""
+        arrivals, self._arrivals = self._arrivals, []
+        round, events, writes, news = self._loop.round, list[rounds.Event](), list[Write](), list[dict[str, Any]]()
+        for arrival in arrivals:
+            announced = arrival.upload.announced
+            wanted = announced.round == round.number and round.takes_update_of(announced.client)
+            if not wanted or announced.client in self._revoked or not self._intake.holds(arrival.upload):
+                self._intake.drop(arrival.upload)
+                arrival.counted.set_result(False)
+                continue
+            update = self._intake.keep(arrival.upload)
+            self._add_row(announced.client)
+            self._loop.took()
+            self._loop.roster.release([announced.client])
+            events.append(rounds.UpdateStored(announced.client))
+            round, _ = rounds.step(round, events[-1], self._loop.policy)
+            writes += [self._store.update_write(update)] if self._intake.durable else []
+            news.append({"update_received": update_received(update, round)})
+        try:
+            await self._loop.apply(*events, writes=writes, news=news)
+        except Exception as error:
+            self._loop.tasks.fail(error)  # what is in memory is no longer what is on the disk
+            for arrival in arrivals:
+                if not arrival.counted.done():
+                    arrival.counted.set_exception(error)
+            return
+        for arrival in arrivals:
+            if not arrival.counted.done():
+                arrival.counted.set_result(True)
+
+    def _add_row(self, client: str) -> None:
+        round = self._loop.round
+        self._loop.committer.add(client, self._intake.whole[client][1], round.asked | round.received | round.lost)
+        if self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(GATHER_SECONDS, lambda: self._loop.tasks.spawn(self._multiply()))
+
+    async def _multiply(self) -> None:
+        self._gathering = None
+        await self._threads.in_aggregator(self._loop.committer.multiply)
+
+    def discard(self, upload: Upload) -> None:
+        """An upload that can never become right: the client's next one begins at 0."""
+        self._intake.drop(upload)
+
+
+def update_received(update: StoredUpdate, round: Round) -> pb.UpdateReceived:
+    """The news of an update, with the round that it led to."""
+    return pb.UpdateReceived(
+        client=update.client,
+        size_bytes=update.size_bytes,
+        report=wire.report_out(update.report),
+        received=len(round.received),
+        asked=len(round.asked),
+    )

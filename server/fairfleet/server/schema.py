@@ -1,0 +1,91 @@
+"""The tables of a federation's facts. `migrations.py` knows the way from older ones."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+SCHEMA_VERSION = 3
+
+metadata = sa.MetaData()
+meta = sa.Table("meta", metadata, sa.Column("key", sa.Text, primary_key=True), sa.Column("value", sa.Text))
+models = sa.Table(
+    "models",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("file", sa.Text),  # relative to the state directory; null once it was deleted
+    sa.Column("rule_state", sa.Text),  # what rule and optimizer remember, numbers only
+    sa.Column("vectors_file", sa.Text),  # what the optimizer remembers, as long as the model; null if nothing
+    sa.Column("unix_seconds", sa.Float, nullable=False),
+)
+journal = sa.Table(
+    "journal",
+    metadata,
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("round", sa.Integer, nullable=False, index=True),
+    sa.Column("event", sa.Text, nullable=False),
+    sa.Column("unix_seconds", sa.Float, nullable=False),
+)
+updates = sa.Table(
+    "updates",
+    metadata,
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("client", sa.Text, primary_key=True),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("codec", sa.Text, nullable=False),
+    sa.Column("size_bytes", sa.Integer, nullable=False),
+    sa.Column("file", sa.Text),  # null once the round was committed: then the model contains it
+    sa.Column("report", sa.Text, nullable=False),
+    sa.Column("unix_seconds", sa.Float, nullable=False),
+)
+rounds = sa.Table(
+    "rounds", metadata, sa.Column("round", sa.Integer, primary_key=True), sa.Column("record", sa.Text, nullable=False)
+)
+evaluations = sa.Table(
+    "evaluations",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("client", sa.Text, primary_key=True),
+    sa.Column("evaluation", sa.Text),  # null where it failed
+    sa.Column("failure", sa.Text, nullable=False),
+    sa.Column("unix_seconds", sa.Float, nullable=False),
+)
+trials = sa.Table(
+    "trials",
+    metadata,
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("client", sa.Text, primary_key=True),
+    sa.Column("step", sa.Text, primary_key=True),  # digest of the step that was tried
+    sa.Column("losses", sa.Text),  # the longest step first; null where the client could not
+    sa.Column("failure", sa.Text, nullable=False),
+    sa.Column("unix_seconds", sa.Float, nullable=False),
+)
+measures = sa.Table(
+    "measures",
+    metadata,
+    sa.Column("round", sa.Integer, primary_key=True),  # whose step it was
+    sa.Column("improved", sa.Float, nullable=False),  # share of the clients whose loss fell
+    sa.Column("clients", sa.Integer, nullable=False),  # that reported it before and after
+)
+cut_off = sa.Table(
+    "cut_off",
+    metadata,
+    sa.Column("round", sa.Integer, primary_key=True),  # that went on without the client
+    sa.Column("client", sa.Text, primary_key=True),
+    sa.Column("loss_before", sa.Float),  # by its newest report then; null: there was none
+    sa.Column("round_before", sa.Integer),
+    sa.Column("loss_after", sa.Float),  # by its next report; null: there is none yet
+    sa.Column("round_after", sa.Integer),
+)
+history = sa.Table(
+    "history",
+    metadata,
+    sa.Column("client", sa.Text, primary_key=True),
+    sa.Column("round", sa.Integer, nullable=False),  # whose model the row was computed on
+    sa.Column("digest", sa.Text, nullable=False),  # of the update that it was
+    sa.Column("loss", sa.Float, nullable=False),
+    sa.Column("samples", sa.Float, nullable=False),
+)
+revocations = sa.Table(
+    "revocations", metadata, sa.Column("client", sa.Text, primary_key=True), sa.Column("reason", sa.Text)
+)
