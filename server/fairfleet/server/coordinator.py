@@ -277,6 +277,7 @@ class Coordinator:
         self.session(id)
         check_announced(announced, self._intake.limit_bytes)
         client, number = announced.client, announced.round
+        self._scheduler.came_late(client, number, self._now())
         if receipt := await self._receipt_for(client, number):
             return receipt
         if number > self._round.number:
@@ -394,7 +395,7 @@ class Coordinator:
                 continue
             update = self._intake.keep(arrival.upload)
             self._add_row(announced.client)
-            self._scheduler.took(self._now() - self._asked_at)
+            self._scheduler.took(announced.client, announced.round, self._now() - self._asked_at)
             self._roster.release([announced.client])
             events.append(rounds.UpdateStored(announced.client))
             round, _ = rounds.step(round, events[-1], self._policy)
@@ -523,19 +524,21 @@ class Coordinator:
             case rounds.Train(clients):
                 if round.attempt == 0:
                     self._asked_at = self._now()
-                self._set_deadline(self._scheduler.patience(round.phase))
+                self._set_deadline(self._scheduler.patience(round.phase, round.asked))
                 self._roster.assign("train", round.number, round.attempt, clients, self._ends)
                 started = pb.RoundStarted(clients=sorted(clients), attempt=round.attempt, received=len(round.received))
                 self._emit(round_started=started)
             case rounds.Evaluate(clients):
-                self._set_deadline(self._scheduler.patience(round.phase))
+                self._set_deadline(self._scheduler.patience(round.phase, round.asked))
                 self._roster.assign("evaluate", round.number, round.attempt, clients, self._ends)
                 self._evaluation = pb.EvaluationFinished(asked=len(clients))
                 self._emit(evaluation_started=pb.EvaluationStarted(clients=sorted(clients)))
             case rounds.Wait():
-                self._set_deadline(self._scheduler.patience(round.phase))
+                self._set_deadline(self._scheduler.patience(round.phase, round.asked))
             case rounds.Release(clients):
                 self._roster.release(clients)
+                if round.phase is Phase.AGGREGATING:
+                    self._scheduler.cut_off(clients, round.number, self._asked_at, self._now())
                 for client in clients:
                     self._intake.drop_of(client, round.number)
             case rounds.Aggregate(clients):
