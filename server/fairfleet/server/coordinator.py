@@ -377,6 +377,13 @@ class Coordinator:
             return Receipt(upload.announced.round, upload.announced.digest, True, self._intake.durable)
         return await self._receipt_or_another_try(upload.announced.client, upload.announced.round)
 
+    def _go_on_without(self, client: str, number: int) -> None:
+        """What a client has sent so far is not thrown away if its update is still good for the history."""
+        over = number < self._round.number or self._round.phase is Phase.AGGREGATING
+        ahead = int(number == self._round.number)  # commits until the update is late
+        wanted = over and client not in self._revoked and self._committer.wants_late(client, number, ahead)
+        self._intake.go_on_without(client, number, wanted=wanted)
+
     async def _receipt_or_another_try(self, client: str, number: int) -> Receipt:
         if receipt := await self._receipt_for(client, number):
             return receipt
@@ -390,7 +397,8 @@ class Coordinator:
             announced = arrival.upload.announced
             wanted = announced.round == round.number and round.takes_update_of(announced.client)
             if not wanted or announced.client in self._revoked or not self._intake.holds(arrival.upload):
-                self._intake.drop(arrival.upload)
+                if self._intake.holds(arrival.upload):
+                    self._go_on_without(announced.client, announced.round)
                 arrival.counted.set_result(False)
                 continue
             update = self._intake.keep(arrival.upload)
@@ -540,7 +548,7 @@ class Coordinator:
                 if round.phase is Phase.AGGREGATING:
                     self._scheduler.cut_off(clients, round.number, self._asked_at, self._now())
                 for client in clients:
-                    self._intake.drop_of(client, round.number)
+                    self._go_on_without(client, round.number)
             case rounds.Aggregate(clients):
                 self.publication.retire()
                 self._emit(aggregation_started=pb.AggregationStarted(updates=len(clients)))
@@ -594,7 +602,7 @@ class Coordinator:
 
         def publish() -> None:
             self._committer.adopt(committed, self._intake.whole)
-            self._intake.clear(committed.stored.version)
+            self._intake.clear(committed.stored.version, self._committer.wants_late)
             self.rows_evicted += record["history_evicted"]
 
         news = {"round_committed": pb.RoundCommitted(record=record_out(record, committed.diagnostics_json))}
