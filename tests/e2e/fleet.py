@@ -90,9 +90,9 @@ class Fleet:
         line = self.server.stdout.readline()
         assert line.startswith("serving on"), self.log("server.log")
 
-    def start_client(self, name: str, **options: Any) -> subprocess.Popen[str]:
+    def start_client(self, name: str, *flags: str, task: str = "tasks:shift", **options: Any) -> subprocess.Popen[str]:
         self.options[name] = {"shift": 1, "samples": 10, "size": self.size} | options
-        words = ["client", "--task", "tasks:shift", "--name", name, "--server", self.address_for(name)]
+        words = ["client", "--task", task, "--name", name, "--server", self.address_for(name), *flags]
         words += ["--state-dir", str(self.folder / "clients")]
         for key, value in self.options[name].items():
             words += ["-o", f"{key}={value}"]

@@ -72,9 +72,7 @@ PACES = st.builds(Pace, st.floats(0, 1e4), st.integers(0, 9))
 
 
 @given(st.lists(st.floats(0, 1e4), max_size=40), st.lists(PACES, max_size=5), st.floats(1, 10))
-def test_an_adaptive_deadline_stays_within_its_limits(
-    durations: list[float], asked: list[Pace], factor: float
-) -> None:
+def test_an_adaptive_deadline_stays_within_its_limits(durations: list[float], asked: list[Pace], factor: float) -> None:
     assert 5.0 <= adaptive(durations, asked, longest=600.0, shortest=5.0, factor=factor) <= 600.0
 
 

@@ -73,6 +73,13 @@ class SoftmaxTask:
         loss, _ = _loss_and_gradient(received, self._test)
         return Evaluation(samples=self.test_samples, loss=loss, accuracy=_accuracy(received, self._test))
 
+    def fit_into(self, memory_bytes: int) -> int:
+        """The largest batch with which one step stays within the memory."""
+        classes, width = (int(size) for size in self._shape)
+        each = 4 * (width + 4 * classes)  # the features; logits, their logarithms, exponentials and errors
+        fixed = 4 * 4 * classes * (width + 1)  # model, anchor, gradient, velocity
+        return max(0, memory_bytes - fixed) // each
+
     def _received(self, model: Arrays) -> Model:
         received = self.initial_model()
         received.assign(model)
@@ -87,6 +94,8 @@ class SoftmaxTask:
             loss, gradient = _loss_and_gradient(model, batch)
             descent.step(gradient)
             job.progress(done, planned, loss)
+            if job.enough():
+                return done
         return planned
 
 

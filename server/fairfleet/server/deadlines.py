@@ -32,7 +32,7 @@ class Pace:
 def adaptive(
     durations: Sequence[float], asked: Iterable[Pace] = (), *, longest: float, shortest: float, factor: float
 ) -> float:
-    """`factor` times what nine of ten past trainings took, and longer for those of the asked who were cut off last time.
+    """`factor` times what nine of ten past trainings took, and longer where somebody is asked who was cut off.
 
     >>> adaptive([2.0] * 20, longest=600, shortest=1, factor=3)
     6.0

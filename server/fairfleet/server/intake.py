@@ -115,7 +115,7 @@ class Intake:
         self.whole[update.client] = (update, row)
 
     def go_on_without(self, client: str, round: int, *, wanted: bool) -> None:
-        """The client's upload of this round is late from now on: it goes on if it is still wanted, else it is dropped."""
+        """The client's upload of this round is late from now on: it goes on if it is still wanted."""
         upload = self._under_way.get(client)
         if upload and upload.announced.round == round:
             upload.go_on_in_memory() if wanted else self.drop(upload)
