@@ -162,7 +162,7 @@ class CutDisk:
 
     def _name(self, change: dict[str, File | Folder | None]) -> None:
         (folder,) = {path.rpartition("/")[0] for path in change}  # both names of a rename are in one folder
-        where = self._find(folder) if folder else self._root
+        where = self._find(folder)
         assert isinstance(where, Folder)
         where.changes.append({path.rpartition("/")[2]: what for path, what in change.items()})
 
@@ -196,13 +196,13 @@ class CutDisk:
                 opened.what.certain = max(opened.what.certain, changes)
 
     def _inside(self, path: bytes) -> str | None:
-        """Relative to the root; None: elsewhere."""
-        text = path.decode()
-        return text.removeprefix(self._prefix) if text.startswith(self._prefix) else None
+        """Relative to the root, which is the empty path; None: elsewhere."""
+        text = f"{path.decode()}/"
+        return text.removeprefix(self._prefix).rstrip("/") if text.startswith(self._prefix) else None
 
     def _find(self, path: str) -> File | Folder | None:
         what: File | Folder | None = self._root
-        for name in path.split("/"):
+        for name in filter(None, path.split("/")):
             what = what.names(always).get(name) if isinstance(what, Folder) else None
         return what
 

@@ -19,9 +19,9 @@ UNKNOWN_TOO = ("sendfile", "copy_file_range", "sync_file_range", "readv")
 TRACED = (*NAMES, *OPENS, *FILES, *UNKNOWN, *UNKNOWN_TOO)
 
 LINE = re.compile(r"(?P<thread>\d+) +(?P<at>\d+\.\d+) (?P<rest>.*)")
-WHOLE = re.compile(r"(?P<name>\w+)\((?P<given>.*)\)\s+= (?P<result>-?\w+).*")
+WHOLE = re.compile(r"(?P<name>\w+)\((?P<given>.*)\)\s+= (?P<result>-?\w+|\?).*")
 BEGUN = re.compile(r"(?P<name>\w+)\((?P<given>.*) <unfinished \.\.\.>")
-ENDED = re.compile(r"<\.\.\. (?P<name>\w+) resumed>(?P<given>.*)\)\s+= (?P<result>-?\w+).*")
+ENDED = re.compile(r"<\.\.\. (?P<name>\w+) resumed>(?P<given>.*)\)\s+= (?P<result>-?\w+|\?).*")
 STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 
