@@ -90,10 +90,10 @@ class Fleet:
         line = self.server.stdout.readline()
         assert line.startswith("serving on"), self.log("server.log")
 
-    def start_client(self, name: str, task: str = "shift", **options: Any) -> subprocess.Popen[str]:
-        usual = {"shift": 1, "samples": 10} if task == "shift" else {}
+    def start_client(self, name: str, *flags: str, task: str = "shift", **options: Any) -> subprocess.Popen[str]:
+        usual = {} if task == "quadratic" else {"shift": 1, "samples": 10}
         self.options[name] = {**usual, "size": self.size} | options
-        words = ["client", "--task", f"tasks:{task}", "--name", name, "--server", self.address_for(name)]
+        words = ["client", "--task", f"tasks:{task}", "--name", name, "--server", self.address_for(name), *flags]
         words += ["--state-dir", str(self.folder / "clients")]
         for key, value in self.options[name].items():
             words += ["-o", f"{key}={value}"]

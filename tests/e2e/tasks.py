@@ -114,6 +114,36 @@ def quadratic(
     return QuadraticTask(float(target), float(stride), int(size), trouble, trace)
 
 
+class WalkTask(ShiftTask):
+    """Carries out the plan: every step moves the model by `shift`. A sample takes a megabyte."""
+
+    def train(self, model: Arrays, job: Job) -> Trained:
+        done, planned = 0, job.plan.steps_for(self.train_samples)
+        while done < planned and not (done and job.enough()):
+            time.sleep(self._step_seconds)
+            done += 1
+            job.progress(done, planned, 1.0)
+        arrays = {
+            name: array - done * self._shift if array.dtype.kind == "f" else array for name, array in model.items()
+        }
+        report = TrainReport(
+            samples=self.train_samples,
+            loss_before=1.0,
+            loss_after=0.5,
+            steps=done,
+            learning_rate=job.plan.learning_rate,
+            gradient_norm=1.0 if job.want_gradient_norm else None,
+        )
+        return Trained(arrays, report)
+
+    def fit_into(self, memory_bytes: int) -> int:
+        return memory_bytes // 1_000_000
+
+
+def walk(shift: str, size: str, samples: str, step_seconds: str = "0") -> WalkTask:
+    return WalkTask(float(shift), int(size), int(samples), 1, float(step_seconds), "", 0.0, 0.5)
+
+
 def shift(
     shift: str = "1",
     size: str = "1000",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
+import numpy as np
+import pytest
+
 from fairfleet.proto.v1 import fleet_pb2 as pb
+from fairfleet.proto.v1.model_pb2 import Chunk
 from tests.e2e.device import Device
 from tests.e2e.fleet import Fleet, until
 
@@ -49,6 +55,45 @@ def test_a_rule_without_history_ignores_what_is_late(fleet: Fleet) -> None:
     _, encoded = slow.encode()
     fleet.wait_for_version(slow.task.round + 1)
     assert slow.open(encoded).receipt.outcome == pb.OUTCOME_IGNORED
+
+
+def test_an_upload_that_the_deadline_overtakes_goes_on_from_the_bytes_that_the_server_has(fleet: Fleet) -> None:
+    fleet.init(200_000)
+    fleet.start_server(rounds=10_000, rule__name="fedfv", rule__tau=5, **SOON)
+    for name in ("a", "b"):
+        fleet.start_client(name, step_seconds=0.3)
+    slow = Device(fleet.address, "slow")
+    slow.join()
+    slow.train_task()
+    chunks, encoded = slow.encode(value=3.0)
+    half = chunks[: len(chunks) // 2]
+    opened = slow.open(encoded)
+    with pytest.raises(grpc.RpcError, match="the stream ended after"):
+        slow.send(opened.upload, half)
+    fleet.wait_for_version(slow.task.round + 1)
+    opened = slow.open(encoded)
+    assert opened.offset_bytes == sum(len(chunk.data) for chunk in half)
+    assert slow.send(opened.upload, chunks[len(half) :]).outcome == pb.OUTCOME_HISTORY
+    row = np.load(fleet.state / "history" / f"slow@{slow.task.round}.npy")
+    assert (row == 3.0).all()
+
+
+def test_a_stream_does_not_notice_that_its_round_went_on_without_it(fleet: Fleet) -> None:
+    fleet.init(200_000)
+    fleet.start_server(rounds=10_000, rule__name="fedfv", rule__tau=5, **SOON)
+    for name in ("a", "b"):
+        fleet.start_client(name, step_seconds=0.3)
+    slow = Device(fleet.address, "slow")
+    slow.join()
+    slow.train_task()
+    chunks, encoded = slow.encode(value=3.0)
+
+    def dawdling() -> Iterator[Chunk]:
+        yield from chunks[:2]
+        fleet.wait_for_version(slow.task.round + 1)
+        yield from chunks[2:]
+
+    assert slow.send(slow.open(encoded).upload, dawdling()).outcome == pb.OUTCOME_HISTORY
 
 
 def rows_of(fleet: Fleet) -> list[Path]:

@@ -15,7 +15,7 @@ VERIFIED = {"verification__halvings": 3, "verification__threshold": 1.0}
 
 def start(fleet: Fleet, targets: dict[str, float], **options: Any) -> None:
     for name, target in targets.items():
-        fleet.start_client(name, "quadratic", target=target, **options)
+        fleet.start_client(name, task="quadratic", target=target, **options)
 
 
 def taken(fleet: Fleet) -> list[float]:

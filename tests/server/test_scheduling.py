@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fairfleet.common.reports import Evaluation
 from fairfleet.common.tensors import Model
-from fairfleet.server.deadlines import adaptive
+from fairfleet.server.deadlines import CHANCES, Pace, adaptive
 from fairfleet.server.endings import Ending, reason_to_end
 from fairfleet.server.rounds import Phase, Policy, Round
 from fairfleet.server.scheduling import Scheduler
@@ -68,20 +68,70 @@ def test_sampling_some_and_tolerating_missing_ones_are_two_settings() -> None:
     assert Policy(rounds=1, tolerate_missing=99).suffice(10) == 1
 
 
-@given(st.lists(st.floats(0, 1e4), max_size=40), st.floats(1, 10))
-def test_an_adaptive_deadline_stays_within_its_limits(durations: list[float], factor: float) -> None:
-    assert 5.0 <= adaptive(durations, longest=600.0, shortest=5.0, factor=factor) <= 600.0
+PACES = st.builds(Pace, st.floats(0, 1e4), st.integers(0, 9))
+
+
+@given(st.lists(st.floats(0, 1e4), max_size=40), st.lists(PACES, max_size=5), st.floats(1, 10))
+def test_an_adaptive_deadline_stays_within_its_limits(durations: list[float], asked: list[Pace], factor: float) -> None:
+    assert 5.0 <= adaptive(durations, asked, longest=600.0, shortest=5.0, factor=factor) <= 600.0
 
 
 def test_an_adaptive_deadline_is_learned_and_a_fixed_one_is_not(store: Store) -> None:
     learning = scheduler(store, deadline="adaptive", shortest_deadline_seconds=1, deadline_factor=2)
     fixed = scheduler(store)
     for one in (learning, fixed):
-        assert one.patience(Phase.TRAINING) == 600.0
-        for _ in range(20):
-            one.took(4.0)
-    assert learning.patience(Phase.TRAINING) == pytest.approx(8.0)
-    assert fixed.patience(Phase.TRAINING) == 600.0
+        assert one.patience(Phase.TRAINING, {"a"}) == 600.0
+        for number in range(20):
+            one.took("a", number, 4.0)
+    assert learning.patience(Phase.TRAINING, {"a"}) == pytest.approx(8.0)
+    assert fixed.patience(Phase.TRAINING, {"a"}) == 600.0
+
+
+def learned(store: Store) -> Scheduler:
+    """Nine quick clients, whose twenty trainings took 1 s each; the deadline is twice that."""
+    learning = scheduler(store, deadline="adaptive", shortest_deadline_seconds=1, deadline_factor=2)
+    for number in range(20):
+        for k in range(9):
+            learning.took(f"quick-{k}", number, 1.0)
+    return learning
+
+
+def test_a_client_that_is_cut_off_gets_longer_each_time_until_it_answers(store: Store) -> None:
+    learning, needs = learned(store), 11.0
+    given = []
+    for number in range(20, 30):
+        given.append(learning.patience(Phase.TRAINING, {"slow", "quick-0"}))
+        if given[-1] >= needs:
+            learning.took("slow", number, needs)
+            break
+        learning.cut_off({"slow"}, number, asked_at=0.0, now=given[-1])
+    assert given == pytest.approx([2.0, 4.0, 8.0, 16.0])
+    assert learning.patience(Phase.TRAINING, {"quick-0"}) == pytest.approx(2.0)  # nobody else waits longer
+
+
+def test_the_slow_are_counted_among_the_fleet_also_while_they_are_cut_off(store: Store) -> None:
+    learning = learned(store)
+    for number in range(20, 120):
+        learning.cut_off({"slow-1", "slow-2"}, number, asked_at=0.0, now=5.0)
+    assert learning.patience(Phase.TRAINING, {"quick-0"}) == pytest.approx(10.0)
+
+
+def test_a_late_arrival_tells_how_long_its_training_took(store: Store) -> None:
+    learning = learned(store)
+    learning.cut_off({"slow"}, 20, asked_at=100.0, now=102.0)
+    learning.came_late("slow", 20, now=130.0)
+    assert learning.patience(Phase.TRAINING, {"slow"}) == pytest.approx(60.0)
+    learning.came_late("slow", 20, now=900.0)  # announced once more: nothing new
+    assert learning.patience(Phase.TRAINING, {"slow"}) == pytest.approx(60.0)
+    learning.came_late("quick-0", 20, now=900.0)  # never cut off
+    assert learning.patience(Phase.TRAINING, {"quick-0"}) == pytest.approx(2.0)
+
+
+def test_a_client_that_hangs_does_not_hold_up_the_fleet_for_ever(store: Store) -> None:
+    learning = learned(store)
+    for number in range(20, 20 + CHANCES + 1):
+        learning.cut_off({"hangs"}, number, 0.0, learning.patience(Phase.TRAINING, {"hangs"}))
+    assert learning.patience(Phase.TRAINING, {"hangs"}) == pytest.approx(2.0)
 
 
 def test_a_target_a_plateau_and_a_time_each_end_a_federation_and_say_so() -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fairfleet.client.budget import Budget, Training
 from fairfleet.client.heartbeat import Heartbeat
 from fairfleet.client.held import DAMAGED_TRANSFERS, HeldModel
 from fairfleet.client.link import Link, Stopped, pauses
@@ -31,6 +32,7 @@ from fairfleet.common.errors import (
     TaskFailed,
     WrongState,
 )
+from fairfleet.common.plan import Plan
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,10 @@ FINAL = (Superseded, ContestedIdentity, Revoked)
 
 
 class Agent:
-    def __init__(self, name: str, task: Task, server: str, folder: Path) -> None:
+    def __init__(self, name: str, task: Task, server: str, folder: Path, budget: Budget | None = None) -> None:
         self.task = task
+        self._budget = budget or Budget()
+        self._largest_batch = self._budget.largest_batch(task)
         self._spool = Spool(folder)
         self._personal = Personal(folder)
         own = task.initial_model().signature
@@ -131,15 +135,21 @@ class Agent:
 
     def _make_update(self, asked: pb.TrainTask, progress: Progress, federation: str) -> Spooled:
         began = time.perf_counter()
-        plan = wire.plan_in(asked.plan)
+        plan, received = wire.plan_in(asked.plan), self._held.received
         if plan.personal_lambda:
-            self._personal.train(self.task, self._held.received, plan, progress)
-        trained = self.task.train(self._held.received.named(), Job(plan, asked.report_gradient_norm, progress))
+            own = self._within_budget(plan, share=0.5)
+            self._personal.train(self.task, received, own.plan, progress, own.enough)
+        training = self._within_budget(plan, share=0.5 if plan.personal_lambda else 1.0)
+        job = Job(training.plan, asked.report_gradient_norm, progress, enough=training.enough)
+        trained = self.task.train(received.named(), job)
         self._held.trained.assign(trained.arrays)
+        report = training.told(trained.report)
+        if report.cut_by:
+            log.info("%s: %d of %d steps, cut by %s", asked.id, report.steps, report.planned_steps, report.cut_by)
         return self._spool.write(
-            self._held.received,
+            received,
             self._held.trained,
-            trained.report.model_copy(update={"seconds": time.perf_counter() - began}),
+            report.model_copy(update={"seconds": time.perf_counter() - began}),
             federation=federation,
             round=asked.round,
             model_digest=asked.model.digest.hex(),
@@ -147,6 +157,12 @@ class Agent:
             seed=plan.seed,
             error_feedback=asked.error_feedback,
         )
+
+    def _within_budget(self, plan: Plan, share: float) -> Training:
+        """With this share of the time: a personal model is trained beside the federation's."""
+        seconds = self._budget.seconds
+        budget = self._budget.model_copy(update={"seconds": seconds and share * seconds})
+        return Training(plan, self.task.train_samples, budget, self._largest_batch)
 
     def _upload(self, spooled: Spooled, *, begun: bool) -> None:
         """Sends what the server has not got yet, however often the link breaks, until there is a receipt.

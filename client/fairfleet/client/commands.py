@@ -33,6 +33,11 @@ def client(
     option: Options = None,
     state_dir: Annotated[Path | None, typer.Option(help="Where unsent updates are kept.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Solver steps per training, if the plan has more.")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Begin no step after so long; at least one is taken.")
+    ] = None,
+    max_memory_mb: Annotated[int | None, typer.Option(help="For one training step: batches get smaller.")] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file with settings.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
 ) -> None:
@@ -43,14 +48,18 @@ def client(
       fairfleet client --server fleet.example:8440 --task my_task:task
 
       fairfleet client --task fairfleet.lab.digits:softmax -o shard=3 --name client-3
+
+      fairfleet client --task my_task:task --max-seconds 60 --max-memory-mb 500    (a small board does what it can)
     """
     logs.set_up(verbose)
-    flags = {"task": task, "server": server, "name": name, "state_dir": state_dir, "device": device}
-    given: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
+    flags: dict[str, Any] = {"task": task, "server": server, "name": name, "state_dir": state_dir, "device": device}
+    flags |= {"budget.steps": max_steps, "budget.seconds": max_seconds, "budget.memory_mb": max_memory_mb}
+    given = {key: value for key, value in flags.items() if value is not None}
     if option:
         given["options"] = dict(_pair(text) for text in option)
     with _numbered(read_settings(ClientSettings, config, given)) as settings:
-        agent = Agent(settings.name, _task(settings), settings.server, settings.state_dir / settings.name)
+        folder = settings.state_dir / settings.name
+        agent = Agent(settings.name, _task(settings), settings.server, folder, settings.budget)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stop())
         print(f"{settings.name}: {agent.run()}")

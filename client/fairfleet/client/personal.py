@@ -6,6 +6,7 @@ Kept on the client's own disk, so that it survives a restart.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from fairfleet.client.task import Job, Progress, Task
@@ -20,11 +21,13 @@ class Personal:
         self._path = folder / "personal.safetensors"
         self._model: Model | None = None
 
-    def train(self, task: Task, received: Model, plan: Plan, progress: Progress) -> None:
+    def train(
+        self, task: Task, received: Model, plan: Plan, progress: Progress, enough: Callable[[], bool] = lambda: False
+    ) -> None:
         """One training of the personal model, from where it was, with the received model as its anchor."""
         model = self._find(received)
         near = plan.model_copy(update={"proximal_mu": plan.personal_lambda, "personal_lambda": 0.0})
-        trained = task.train(model.named(), Job(near, progress=progress, anchor=received.named()))
+        trained = task.train(model.named(), Job(near, progress=progress, anchor=received.named(), enough=enough))
         model.assign(trained.arrays)
         beside = self._path.with_suffix(".new")
         model.save(beside)

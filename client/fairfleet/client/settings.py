@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 
+from fairfleet.client.budget import Budget
 from fairfleet.client.replica import MARK, Source
 from fairfleet.common.settings import Settings
 
@@ -35,6 +36,7 @@ class ClientSettings(Settings):
         description=f"what {MARK} in name and options stands for: the number at the end of the host name (hostname), "
         "or the lowest that no other process holds in the shared state_dir (claim)",
     )
+    budget: Budget = Field(default=Budget(), description="this machine's share in one training, if less than the plan")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps; for tasks that can choose")
 
     @field_validator("server")

@@ -76,6 +76,13 @@ class SoftmaxTask:
     def training_loss(self, model: Arrays) -> float:
         return _loss_and_gradient(self._received(model), self._train)[0]
 
+    def fit_into(self, memory_bytes: int) -> int:
+        """The largest batch with which one step stays within the memory."""
+        classes, width = (int(size) for size in self._shape)
+        each = 4 * (width + 4 * classes)  # the features; logits, their logarithms, exponentials and errors
+        fixed = 4 * 4 * classes * (width + 1)  # model, anchor, gradient, velocity
+        return max(0, memory_bytes - fixed) // each
+
     def _received(self, model: Arrays) -> Model:
         received = self.initial_model()
         received.assign(model)
@@ -90,6 +97,8 @@ class SoftmaxTask:
             loss, gradient = _loss_and_gradient(model, batch)
             descent.step(gradient)
             job.progress(done, planned, loss)
+            if job.enough():
+                return done
         return planned
 
 

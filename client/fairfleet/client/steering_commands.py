@@ -20,7 +20,7 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 Reason = Annotated[str, typer.Option(help="For the records, and for those who ask why.")]
 STATES = {number: name.removeprefix("CLIENT_STATE_").lower() for name, number in pb.ClientState.items()}
 OF_A_STEP = ("conflicts", "promised", "improved", "step", "fallback")
-OF_A_ROUND = ("clients", "dropped", "tries", "train s", "step s", "received", *OF_A_STEP)
+OF_A_ROUND = ("clients", "dropped", "less", "tries", "train s", "step s", "received", *OF_A_STEP)
 OF_A_CLIENT = ("state", "device", "samples", "updates", "last", "accuracy", "loss", "version")
 
 
@@ -131,6 +131,7 @@ def _round_cells(record: pb.RoundRecord) -> list[str]:
     return [
         str(len(record.contributions)),
         ", ".join(record.dropped) or "-",
+        ", ".join(part.client for part in record.contributions if part.report.cut_by) or "-",
         str(record.attempts),
         f"{record.training_seconds:.2f}",
         f"{record.aggregation_seconds:.3f}",
@@ -149,6 +150,16 @@ def _round_json(record: pb.RoundRecord) -> dict[str, object]:
         "round": record.round,
         "clients": [part.client for part in record.contributions],
         "dropped": list(record.dropped),
+        "did_less": {
+            part.client: {
+                "steps": part.report.steps,
+                "planned_steps": part.report.planned_steps,
+                "batch_size": part.report.batch_size,
+                "cut_by": list(part.report.cut_by),
+            }
+            for part in record.contributions
+            if part.report.cut_by
+        },
         "attempts": record.attempts,
         "training_seconds": record.training_seconds,
         "aggregation_seconds": record.aggregation_seconds,

@@ -33,6 +33,7 @@ class Job:
     want_gradient_norm: bool = False
     progress: Progress = lambda done, planned, loss: None  # to be called after each step; may raise Abandoned
     anchor: Arrays | None = None  # what the plan's proximal term pulls to; None: the received model
+    enough: Callable[[], bool] = lambda: False  # to be asked after each step: True ends the training here
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,10 @@ class Task(Protocol):
         """The model before any training; also says which tensors there are."""
 
     def train(self, model: Arrays, job: Job) -> Trained:
-        """`model` are read-only views of the received tensors, floats as float32 and integers as int64."""
+        """`model` are read-only views of the received tensors, floats as float32 and integers as int64.
+
+        The report says how many steps were taken, which may be fewer than the plan's.
+        """
 
     def evaluate(self, model: Arrays) -> Evaluation:
         """How the received model does on the client's own test data."""

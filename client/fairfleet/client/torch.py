@@ -7,6 +7,7 @@ statistics), so they do not depend on the batches; only the solver's steps run i
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ from torch.utils.data import default_collate
 from fairfleet.client.batches import Indices, batches, in_order
 from fairfleet.client.task import Job, Trained
 from fairfleet.client.torch_data import Batch, Collate, Data, Samples, samples_of
+from fairfleet.client.torch_memory import largest_batch
 from fairfleet.common.errors import TaskFailed, UsageError
 from fairfleet.common.plan import Plan
 from fairfleet.common.reports import Evaluation, TrainReport
@@ -66,6 +69,7 @@ class TorchTask:
         if isinstance(model, nn.Module) or not callable(model):
             raise UsageError(f"TorchTask needs a function that builds the model; found a {type(model).__name__}")
         self._build, self._loss, self._accuracy = model, loss, accuracy
+        self._measure_batch = MEASURE_BATCH
         self._overwritten = False  # whether the module we keep has held a received model
         self._train = samples_of("training", train, collate)
         self._test = samples_of("test", test, collate) if test is not None else None
@@ -84,6 +88,19 @@ class TorchTask:
         if name != "auto":
             self._device = choose_device(name)
             self.device = str(self._device)
+
+    def fit_into(self, memory_bytes: int) -> int:
+        """The largest batch with which one step stays within the memory; passes that only measure keep to it, too."""
+        module = copy.deepcopy(self._module).to(self._device).train()  # of which batches leave their mark
+
+        def loss_of(samples: int) -> Tensor:
+            x, y = next(self._batches(module, self._train, iter([np.arange(samples) % self.train_samples])))
+            return self._loss_of(module(x), y)
+
+        with _seeded(0, self._device):
+            batch = largest_batch(module, loss_of, memory_bytes)
+        self._measure_batch = max(1, min(MEASURE_BATCH, batch))
+        return batch
 
     def initial_model(self) -> Model:
         return _as_model(self._new_module() if self._overwritten else self._module)
@@ -159,6 +176,8 @@ class TorchTask:
                 _pull_back(parameters, origin, plan.proximal_mu)
             solver.step()
             job.progress(done, planned, _finite(loss.item(), f"at step {done} of {planned}"))
+            if job.enough():
+                return done
         return planned
 
     def _anchor(self, module: nn.Module, job: Job) -> list[Tensor]:
@@ -189,7 +208,7 @@ class TorchTask:
     def _parts(self, module: nn.Module, samples: Samples) -> Iterator[Part]:
         """Every sample once, in eval mode."""
         module.eval()
-        for x, y in self._batches(module, samples, in_order(len(samples), MEASURE_BATCH)):
+        for x, y in self._batches(module, samples, in_order(len(samples), self._measure_batch)):
             output = module(x)
             yield Part(len(y) / len(samples), output, y, self._loss_of(output, y))
 

@@ -40,9 +40,8 @@ class Coordinator:
         self.plan = settings.plan_of(self.recipe)
         self.sessions = Sessions(settings.lease_seconds, settings.limits.clients, store.next_boot())
         self._store = store
-        self._revoked = store.revoked()
         self._loop = RoundLoop(store, settings, self.recipe, self.sessions)
-        self.uploads = Reception(self._loop, self._revoked)
+        self.uploads = Reception(self._loop)
         self.broadcast, self.failed, self.all_told = self._loop.broadcast, self._loop.tasks.failed, self._loop.all_told
         self._roster, self._intake = self._loop.roster, self._loop.intake
         self._started = self._now()
@@ -106,7 +105,7 @@ class Coordinator:
 
     @property
     def revoked(self) -> Set[str]:
-        return self._revoked.keys()
+        return self._loop.revoked.keys()
 
     def past_rows(self) -> list[PastRow]:
         """The history: whose row of which round is kept."""
@@ -221,7 +220,7 @@ class Coordinator:
 
     async def revoke(self, client: str, reason: str) -> None:
         await self._loop.threads.in_database(self._store.revoke, client, reason)
-        self._revoked[client] = reason
+        self._loop.revoked[client] = reason
         self._loop.committer.shut_out(client)
         self._intake.drop_of(client)
         if session := self.sessions.get(client):
@@ -231,8 +230,8 @@ class Coordinator:
         self._loop.check_all_told()
 
     def _refuse_revoked(self, client: str) -> None:
-        if client in self._revoked:
-            raise Revoked(f"client {client} was revoked: {short(self._revoked[client]) or 'no reason given'}")
+        if client in self._loop.revoked:
+            raise Revoked(f"client {client} was revoked: {short(self._loop.revoked[client]) or 'no reason given'}")
 
     # ---- silence -------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from fairfleet.common.errors import StateDirError
+from fairfleet.server.durable import make_folder, write_durably
 
 FILE = "federation.db"
 MARK = "federation.id"
@@ -46,7 +47,7 @@ class Database:
         """What the directory says of the federation that its files belong to; made the first time."""
         file = self._folder / MARK
         if not file.exists():
-            file.write_text(secrets.token_hex(16))
+            write_durably(file, _write_mark)
         return file.read_text()
 
     def _lock(self) -> None:
@@ -70,6 +71,10 @@ def _engine(url: str) -> sa.Engine:
     return engine
 
 
+def _write_mark(file: Path) -> None:
+    file.write_text(secrets.token_hex(16))
+
+
 def _configure_sqlite(connection: Any, _: Any) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
@@ -78,9 +83,9 @@ def _configure_sqlite(connection: Any, _: Any) -> None:
 def _claim(folder: Path) -> int:
     """Takes the state directory for this process alone; refuses one that is somebody else's."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder, mode=0o700)
         foreign = [path.name for path in folder.iterdir() if path.name != "lock"]
-        if foreign and not {FILE, MARK} & set(foreign):
+        if foreign and not any(name.startswith((FILE, MARK)) for name in foreign):  # or what a cut left beside them
             raise StateDirError(
                 f"{folder} is not a FairFleet state directory: it holds {sorted(foreign)[0]!r} and no {FILE}. "
                 "Give an empty or new directory as --state-dir."

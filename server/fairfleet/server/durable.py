@@ -25,10 +25,15 @@ def write_durably(path: Path, write: Callable[[Path], None], over: Path | None =
     sync_folder(path.parent)
 
 
-def make_folder(path: Path) -> None:
-    """Its name is on the disk when this returns: what is written durably inside would be lost with it."""
-    if not path.is_dir():
-        path.mkdir(parents=True, exist_ok=True)
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Its name is on the disk when this returns: what is written durably inside would be lost with it.
+
+    Also if it is there already: whoever made it may have died before it was on the disk.
+    """
+    if not path.parent.is_dir():
+        make_folder(path.parent)
+    path.mkdir(exist_ok=True, mode=mode)
+    with suppress(PermissionError):  # a parent that we may not read is not of our making
         sync_folder(path.parent)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from fairfleet.common.errors import WrongState
@@ -96,10 +97,9 @@ class Intake:
             self._forget(upload)
             upload.discard()
 
-    def drop_of(self, client: str, round: int | None = None) -> None:
-        """The client's upload, whatever its round is, or only one of this round."""
-        upload = self._under_way.get(client)
-        if upload and round in (None, upload.announced.round):
+    def drop_of(self, client: str) -> None:
+        """The client's upload, whatever its round is."""
+        if upload := self._under_way.get(client):
             self.drop(upload)
 
     def drop_late(self, client: str, current: int) -> None:
@@ -114,14 +114,19 @@ class Intake:
         rebuild(row, self._store.folder / (update.file or ""), update)
         self.whole[update.client] = (update, row)
 
-    def clear(self, version: int) -> None:
+    def go_on_without(self, client: str, round: int, *, wanted: bool) -> None:
+        """The client's upload of this round is late from now on: it goes on if it is still wanted."""
+        upload = self._under_way.get(client)
+        if upload and upload.announced.round == round:
+            upload.go_on_in_memory() if wanted else self.drop(upload)
+
+    def clear(self, version: int, wants_late: Callable[[str, int], bool]) -> None:
         """The round that led to this version is over. Uploads that were late already are none of its business."""
         for _, row in self.whole.values():
             self._rows.give_back(row)
         self.whole.clear()
-        for upload in list(self._under_way.values()):
-            if upload.announced.round == version - 1:
-                self.drop(upload)
+        for client in list(self._under_way):
+            self.go_on_without(client, version - 1, wanted=wants_late(client, version - 1))
 
     def _forget(self, upload: Upload) -> None:
         self._under_way.pop(upload.announced.client, None)

@@ -54,9 +54,9 @@ class Traffic:
 
 
 class Reception:
-    def __init__(self, loop: RoundLoop, revoked: Mapping[str, str]) -> None:
+    def __init__(self, loop: RoundLoop) -> None:
         self.traffic = Traffic()
-        self._loop, self._revoked = loop, revoked
+        self._loop = loop
         self._store, self._intake, self._threads = loop.store, loop.intake, loop.threads
         self._arrivals: list[Arrival] = []
         self._late_lock = asyncio.Lock()  # one late update after the other: a client may send the same one twice
@@ -75,6 +75,7 @@ class Reception:
     async def open(self, announced: Announced, model_digest: bytes) -> Upload | Receipt:
         check_announced(announced, self._intake.limit_bytes)
         client, number = announced.client, announced.round
+        self._loop.came_late(client, number)
         if receipt := await self._receipt_for(client, number):
             return receipt
         if number > self._loop.round.number:
@@ -147,7 +148,7 @@ class Reception:
         """Never part of a model that it was not computed on; but the client's newest word, if it is."""
         client, number = upload.announced.client, upload.announced.round
         async with self._late_lock:
-            if not self._intake.holds(upload) or client in self._revoked:
+            if not self._intake.holds(upload) or client in self._loop.revoked:
                 raise WrongState(f"the late update of {client} is no longer wanted; ask for a new task")
             if self._loop.committer.wants_late(client, number):
                 await self._remember_late(upload)
@@ -189,13 +190,14 @@ class Reception:
         for arrival in arrivals:
             announced = arrival.upload.announced
             wanted = announced.round == round.number and round.takes_update_of(announced.client)
-            if not wanted or announced.client in self._revoked or not self._intake.holds(arrival.upload):
-                self._intake.drop(arrival.upload)
+            if not wanted or announced.client in self._loop.revoked or not self._intake.holds(arrival.upload):
+                if self._intake.holds(arrival.upload):
+                    self._loop.go_on_without(announced.client, announced.round)
                 arrival.counted.set_result(False)
                 continue
             update = self._intake.keep(arrival.upload)
             self._add_row(announced.client)
-            self._loop.took()
+            self._loop.took(announced.client)
             self._loop.roster.release([announced.client])
             events.append(rounds.UpdateStored(announced.client))
             round, _ = rounds.step(round, events[-1], self._loop.policy)

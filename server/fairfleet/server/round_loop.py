@@ -37,6 +37,8 @@ from fairfleet.server.verifying import Verifying
 
 log = logging.getLogger(__name__)
 
+PAST_TRAINING = (Phase.AGGREGATING, Phase.VERIFYING, Phase.COMMITTING)  # the round no longer takes updates
+
 
 class RoundLoop:
     """Holds the round under way, and everything that its events and actions concern."""
@@ -50,6 +52,7 @@ class RoundLoop:
         self.store = store
         self.policy = settings.policy()
         self.scheduler = Scheduler(settings, store)
+        self.revoked = store.revoked()  # clients, with the reason
         self.sessions, self.roster = sessions, Roster(sessions)
         self.intake = Intake(store, store.signature(), settings.durability == "update", settings.limits.upload_bytes)
         self.lock = asyncio.Lock()
@@ -105,9 +108,20 @@ class RoundLoop:
 
     # ---- events --------------------------------------------------------------------------------
 
-    def took(self) -> None:
+    def took(self, client: str) -> None:
         """A client's training and upload are done."""
-        self.scheduler.took(self._now() - self._asked_at)
+        self.scheduler.took(client, self.round.number, self._now() - self._asked_at)
+
+    def came_late(self, client: str, number: int) -> None:
+        """A client announces its update, perhaps after its round went on without it."""
+        self.scheduler.came_late(client, number, self._now())
+
+    def go_on_without(self, client: str, number: int) -> None:
+        """What a client has sent so far is not thrown away if its update is still good for the history."""
+        over = number < self.round.number or self.round.phase in PAST_TRAINING
+        ahead = int(number == self.round.number)  # commits until the update is late
+        wanted = over and client not in self.revoked and self.committer.wants_late(client, number, ahead)
+        self.intake.go_on_without(client, number, wanted=wanted)
 
     async def take_evaluation(self, client: str, version: int, evaluation: Evaluation | None, failure: str) -> None:
         async with self.lock:
@@ -192,23 +206,25 @@ class RoundLoop:
             case rounds.Train(clients):
                 if round.attempt == 0:
                     self._asked_at = self._now()
-                self._set_deadline(self.scheduler.patience(round.phase))
+                self._set_deadline(self.scheduler.patience(round.phase, round.asked))
                 self.roster.assign("train", round.number, round.attempt, clients, self._ends)
                 started = pb.RoundStarted(clients=sorted(clients), attempt=round.attempt, received=len(round.received))
                 self.emit(round_started=started)
             case rounds.Evaluate(clients):
-                self._set_deadline(self.scheduler.patience(round.phase))
+                self._set_deadline(self.scheduler.patience(round.phase, round.asked))
                 self.roster.assign("evaluate", round.number, round.attempt, clients, self._ends)
                 self._evaluation = pb.EvaluationFinished(asked=len(clients))
                 self.emit(evaluation_started=pb.EvaluationStarted(clients=sorted(clients)))
             case rounds.Wait():
-                self._set_deadline(self.scheduler.patience(round.phase))
+                self._set_deadline(self.scheduler.patience(round.phase, round.asked))
             case rounds.Release(clients):
                 self.roster.release(clients)
+                if round.phase is Phase.AGGREGATING:
+                    self.scheduler.cut_off(clients, round.number, self._asked_at, self._now())
                 for client in clients:
-                    self.intake.drop_of(client, round.number)
+                    self.go_on_without(client, round.number)
             case rounds.Verify(clients) if self.verifying:
-                self._set_deadline(self.scheduler.patience(round.phase))
+                self._set_deadline(self.scheduler.patience(round.phase, round.asked))
                 self.roster.assign("verify", round.number, round.attempt, clients, self._ends)
                 halvings = self.verifying.proposal.trials.halvings
                 self.emit(verification_started=pb.VerificationStarted(clients=sorted(clients), halvings=halvings))
@@ -298,7 +314,7 @@ class RoundLoop:
         def publish() -> None:
             self.verifying = None
             self.committer.adopt(committed, self.intake.whole)
-            self.intake.clear(committed.stored.version)
+            self.intake.clear(committed.stored.version, self.committer.wants_late)
             self.rows_evicted += record["history_evicted"]
 
         news: list[dict[str, Any]] = []

@@ -7,11 +7,12 @@ found) and decides nothing by itself: the policies are pure functions, and what 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 
 from fairfleet.common import fairness
 from fairfleet.server import deadlines, rounds, selection
+from fairfleet.server.deadlines import Pace
 from fairfleet.server.endings import reason_to_end
 from fairfleet.server.rounds import Phase, Round
 from fairfleet.server.selection import Candidate
@@ -29,14 +30,32 @@ class Scheduler:
         self._worst = {version: _worst_tenth(found) for version, found in accuracies.items()}
         newest = max(accuracies, default=0)
         self._evaluating = (newest, accuracies.get(newest, {}))  # it may still be under way
-        self._durations: deque[float] = deque(maxlen=deadlines.REMEMBERED)
+        self._durations: dict[tuple[str, int], float] = {}  # of trainings, by client and round; the newest last
+        self._paces: dict[str, Pace] = {}
+        self._cut_off: dict[str, tuple[int, float]] = {}  # in which round, and when it was asked
         self._began_unix = store.began_unix()
 
     # ---- what it is told -----------------------------------------------------------------------
 
-    def took(self, seconds: float) -> None:
+    def took(self, client: str, round_number: int, seconds: float) -> None:
         """A client's training and upload."""
-        self._durations.append(seconds)
+        self._paces[client] = Pace(seconds)
+        self._remember(client, round_number, seconds)
+
+    def cut_off(self, clients: Iterable[str], round_number: int, asked_at: float, now: float) -> None:
+        """The round went on without these: they would have taken longer, who knows how much."""
+        for client in clients:
+            self._paces[client] = self._paces.get(client, Pace(0.0)).cut_off(now - asked_at)
+            self._remember(client, round_number, now - asked_at)
+            self._cut_off[client] = (round_number, asked_at)
+
+    def came_late(self, client: str, round_number: int, now: float) -> None:
+        """It announces an update: if its training was cut off, now it is known how long that took."""
+        cut_off_in, asked_at = self._cut_off.get(client, (-1, 0.0))
+        if cut_off_in == round_number:
+            del self._cut_off[client]  # a repetition says nothing new
+            self._paces[client] = replace(self._paces[client], seconds=now - asked_at)
+            self._remember(client, round_number, now - asked_at)
 
     def counted(self, updates: Iterable[StoredUpdate]) -> None:
         for update in updates:
@@ -66,8 +85,8 @@ class Scheduler:
         places = self._wanted.clients - len(round.received) if self._wanted.clients else len(candidates)
         return self._drawn(round, candidates, places) if candidates and places > 0 else None
 
-    def patience(self, phase: Phase) -> float:
-        """How long to wait, in seconds."""
+    def patience(self, phase: Phase, asked: Set[str]) -> float:
+        """How long to wait for these clients, in seconds."""
         wanted = self._wanted
         if phase is Phase.EVALUATING:
             return wanted.evaluation_deadline_seconds
@@ -76,7 +95,8 @@ class Scheduler:
         if wanted.deadline == "fixed":
             return wanted.deadline_seconds
         return deadlines.adaptive(
-            self._durations,
+            list(self._durations.values()),
+            [self._paces[client] for client in asked if client in self._paces],
             longest=wanted.deadline_seconds,
             shortest=min(wanted.shortest_deadline_seconds, wanted.deadline_seconds),
             factor=wanted.deadline_factor,
@@ -93,6 +113,11 @@ class Scheduler:
         """In words, how many clients are missing."""
         needed = self._wanted.minimum_clients
         return f"waiting for {needed - connected} more clients: {connected} of at least {needed} are connected"
+
+    def _remember(self, client: str, round_number: int, seconds: float) -> None:
+        self._durations[client, round_number] = seconds
+        if len(self._durations) > deadlines.REMEMBERED:
+            del self._durations[next(iter(self._durations))]
 
     def _candidate(self, session: Session) -> Candidate:
         member = session.member

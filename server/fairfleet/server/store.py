@@ -102,6 +102,9 @@ class Store:
             with _explained(folder, database):
                 self._take_up_schema()
                 self._match_directory()
+                if migrate:
+                    make_folder(folder / "models")
+                    make_folder(folder / "uploads")
         except BaseException:
             self.close()
             raise
@@ -359,7 +362,6 @@ class Store:
     def write_model(self, version: int, model: Model) -> str:
         """Puts a model on the disk; it is the federation's only once a transaction names it."""
         folder = self.folder / "models"
-        make_folder(folder)
         path = folder / f"{version:08d}.safetensors"
         write_durably(path, lambda beside: model.save(beside, version=str(version)), over=folder / FREE_MODEL)
         return str(path.relative_to(self.folder))
@@ -443,10 +445,8 @@ class Store:
         """Where an update is kept: a file of its own, new or used."""
         uploads = self.folder / "uploads"
         path = uploads / f"{_round_prefix(round_number)}{client}.{digest.hex()[:16]}"
-        if not path.exists():
-            make_folder(uploads)
-            if free := next(uploads.glob("free-*"), None):
-                os.replace(free, path)
+        if not path.exists() and (free := next(uploads.glob("free-*"), None)):
+            os.replace(free, path)
         return path
 
     # ---- evaluations and revocations -----------------------------------------------------------

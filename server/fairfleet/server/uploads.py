@@ -118,6 +118,14 @@ class Upload:
         """To the stream that holds its token: whoever goes on must open it again."""
         self.token = b""
 
+    def go_on_in_memory(self) -> None:
+        """Its round goes on without it: what came stays decoded, its stream may go on, but nothing needs the file."""
+        with self._busy:
+            if self._file is not None and self.path is not None:
+                self._file.close()
+                self.path.unlink(missing_ok=True)
+            self._file = self.path = None
+
     def discard(self) -> None:
         """Ends it for good: no stream can write any more. Once only: its file's name may be another's afterwards."""
         with self._busy:

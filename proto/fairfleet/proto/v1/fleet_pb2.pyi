@@ -497,6 +497,9 @@ class TrainReport(google.protobuf.message.Message):
     LEARNING_RATE_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
     ACCURACY_FIELD_NUMBER: builtins.int
+    PLANNED_STEPS_FIELD_NUMBER: builtins.int
+    BATCH_SIZE_FIELD_NUMBER: builtins.int
+    CUT_BY_FIELD_NUMBER: builtins.int
     samples: builtins.int
     loss_before: builtins.float
     """of the received model on the training data"""
@@ -510,6 +513,14 @@ class TrainReport(google.protobuf.message.Message):
     """spent training"""
     accuracy: builtins.float
     """of the received model on the training data, 0..1; where the task has one"""
+    planned_steps: builtins.int
+    """what the plan meant for this client; 0: not said"""
+    batch_size: builtins.int
+    """samples per step; 0: not said"""
+    @property
+    def cut_by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """what of its own budget made the client do less: steps, seconds, memory"""
+
     def __init__(
         self,
         *,
@@ -521,9 +532,12 @@ class TrainReport(google.protobuf.message.Message):
         learning_rate: builtins.float = ...,
         seconds: builtins.float = ...,
         accuracy: builtins.float | None = ...,
+        planned_steps: builtins.int = ...,
+        batch_size: builtins.int = ...,
+        cut_by: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "accuracy", b"accuracy", "gradient_norm", b"gradient_norm"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "accuracy", b"accuracy", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss_after", b"loss_after", "loss_before", b"loss_before", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "accuracy", b"accuracy", "batch_size", b"batch_size", "cut_by", b"cut_by", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss_after", b"loss_after", "loss_before", b"loss_before", "planned_steps", b"planned_steps", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_accuracy", b"_accuracy"]) -> typing.Literal["accuracy"] | None: ...
     @typing.overload
