@@ -13,12 +13,13 @@ import pytest
 
 from fairfleet.common.errors import UsageError
 from fairfleet.server import http_endpoint
-from fairfleet.server.http_endpoint import HttpEndpoint, Page
+from fairfleet.server.http_endpoint import HttpEndpoint, Page, Request
 from tests.e2e.fleet import until
 from tests.e2e.scraping import get
 
 
-async def echo(path: str, accept: str) -> Page:
+async def echo(request: Request) -> Page:
+    path = request.path
     if path == "/hang":
         time.sleep(1.0)  # noqa: ASYNC251  # the loop hangs: that is the point
     if path == "/fail":

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fairfleet.common import wire
@@ -24,8 +24,10 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
 from fairfleet.server.broadcast import Broadcast
 from fairfleet.server.committing import Committed, Committer, record_out
+from fairfleet.server.conflict_map import ConflictMap
 from fairfleet.server.downlink import Downlink
-from fairfleet.server.intake import Intake
+from fairfleet.server.evaluating import unanswered
+from fairfleet.server.intake import Intake, raw_bytes
 from fairfleet.server.publication import Publication
 from fairfleet.server.roster import POLL_SECONDS, Assignment, Roster
 from fairfleet.server.rounds import Phase, Round
@@ -34,6 +36,7 @@ from fairfleet.server.scheduling import Scheduler
 from fairfleet.server.sessions import Member, Session, Sessions
 from fairfleet.server.settings import ServerSettings
 from fairfleet.server.store import Fact, Store, StoredUpdate, Write
+from fairfleet.server.traffic import Traffic
 from fairfleet.server.uploads import Announced, Upload, check_announced
 
 log = logging.getLogger(__name__)
@@ -64,13 +67,6 @@ class Arrival:
     counted: asyncio.Future[bool]
 
 
-@dataclass
-class Traffic:
-    received_bytes: int = 0
-    sent_bytes: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)  # of updates: late, repeated, refused
-
-
 class Coordinator:
     def __init__(self, store: Store, settings: ServerSettings) -> None:
         self.settings = settings
@@ -85,6 +81,7 @@ class Coordinator:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.sessions = Sessions(settings.lease_seconds, settings.limits.clients, store.next_boot())
         self._store = store
+        self._raw_bytes = raw_bytes(self.signature)
         self._policy = settings.policy()
         self._scheduler = Scheduler(settings, store)
         self._round = Round(0)
@@ -159,6 +156,11 @@ class Coordinator:
     @property
     def downlink(self) -> Downlink:
         return self._committer.downlink
+
+    @property
+    def conflict_map(self) -> ConflictMap | None:
+        """Of the newest committed round, unless it was too large or of an earlier run of the server."""
+        return self._committer.conflict_map
 
     @property
     def uptime_seconds(self) -> float:
@@ -328,18 +330,19 @@ class Coordinator:
         return self._intake.by_token(token)
 
     async def take_chunks(self, upload: Upload, token: bytes, messages: list[bytes]) -> None:
-        self.traffic.received_bytes += sum(len(message) for message in messages)
+        self.traffic.took(upload.announced.codec, sum(len(message) for message in messages))
         await self._in_worker(upload.take, token, messages)
 
     async def complete(self, upload: Upload, token: bytes, rest: list[bytes]) -> Receipt:
         """Makes an upload that is whole with these messages count, once; the receipt only when it is durable."""
-        self.traffic.received_bytes += sum(len(message) for message in rest)
+        self.traffic.took(upload.announced.codec, sum(len(message) for message in rest))
         try:
             await self._in_worker(upload.finish, token, rest)
         except Refused:
             if upload.spoiled:
                 self._intake.drop(upload)
             raise
+        self.traffic.completed(upload.announced.codec, upload.announced.size_bytes, self._raw_bytes)
         late = upload.announced.round < self._round.number
         return await self._whole(self._arrive_late(upload) if late else self._arrive(upload))
 
@@ -497,6 +500,8 @@ class Coordinator:
                 facts.append((round, event, after))
             todo += [(action, after) for action in actions]
             round = after
+        silent = unanswered(facts, self.sessions)
+        writes = [*writes, *(self._store.evaluation_write(v, client, None, why) for v, client, why in silent)]
         only_in_memory = not self._intake.durable and all(isinstance(e, rounds.UpdateStored) for _, e, _ in facts)
         if writes or not only_in_memory:
             await self._in_database(self._store.record, facts, round, *writes)

@@ -138,10 +138,11 @@ class FleetService:
                 f"{'the change to ' * request.change}version {request.version} is not published; the newest is "
                 f"{newest.version}. Ask for the next task."
             )
+        codec = self._coordinator.downlink.codec if request.change else "raw32"
         with self._coordinator.transferring(client):
             for message in publication.messages_from(request.offset_bytes):
                 yield message
-                self._coordinator.traffic.sent_bytes += len(message)
+                self._coordinator.traffic.gave(codec, len(message))
 
     async def OpenUpload(self, request: pb.OpenUploadRequest, context: Context) -> pb.OpenUploadResponse:  # noqa: N802
         coordinator = self._coordinator
@@ -153,6 +154,7 @@ class FleetService:
         if isinstance(opened, Receipt):
             coordinator.traffic.outcomes["repeated" if opened.counted else "late"] += 1
             return pb.OpenUploadResponse(receipt=receipt_out(opened))
+        coordinator.traffic.resumed += opened.offset_bytes > 0
         return pb.OpenUploadResponse(upload=opened.token, offset_bytes=opened.offset_bytes)
 
     async def SendUpload(self, stream: AsyncIterator[bytes], context: Context) -> pb.SendUploadResponse:  # noqa: N802
