@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.settings import ServerSettings
 from tests.e2e.device import Device
 from tests.e2e.fleet import Fleet, free_port, until
-from tests.e2e.scraping import Prometheus, Series, get, scrape, series
+from tests.e2e.scraping import Series, get, scrape, series
 
 AGENT = "fairfleet_agent_"  # what clients tell of themselves
 ROOT = Path(__file__).resolve().parents[2]
@@ -262,29 +260,3 @@ def test_a_port_that_is_no_port_is_a_mistake_in_the_settings(fleet: Fleet) -> No
     done = fleet.run("server", "--set", "http.port=70000", "--state-dir", str(fleet.state))
     assert done.returncode == 2
     assert "http.port" in done.stderr
-
-
-needs_prometheus = pytest.mark.skipif(
-    not shutil.which("prometheus") or not shutil.which("promtool"),
-    reason="Debian's package prometheus is not installed: scripts/install-test-packages",
-)
-
-
-@needs_prometheus
-def test_a_real_prometheus_scrapes_a_live_federation_and_has_the_values_of_the_store(fleet: Fleet, port: int) -> None:
-    fleet.init()
-    fleet.start_server(http__port=port, rounds=10, round__minimum_clients=3, round__evaluate_every=2)
-    with Prometheus(ROOT / "deploy" / "prometheus" / "prometheus.yml", port, fleet.folder) as prometheus:
-        until(lambda: prometheus.query("fairfleet_phase") != {}, "the first scrape")
-        start_uneven_clients(fleet)
-        fleet.wait_clients()
-        until(lambda: list(prometheus.query("fairfleet_evaluation_version").values()) == [10.0], "the last evaluation")
-        expected = expected_fairness(fleet)
-        found = prometheus.query('{__name__=~"fairfleet_(accuracy|loss|improved|evaluation).*"}')
-        assert found == expected
-        assert prometheus.query("up") == {series("up"): 1.0}
-        counted = 'fairfleet_updates_total{outcome="counted"}'
-        assert list(prometheus.query(counted).values()) == [30.0]
-    text = get(f"http://127.0.0.1:{port}/metrics")[1]
-    done = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
