@@ -19,13 +19,14 @@ from fairfleet.common.tensors import Section
 from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.http_endpoint import Answer, Page, Request, Stream
 from fairfleet.server.picture import Picture, finite
+from fairfleet.server.rounds import Phase
 from fairfleet.server.store import Store
 
 TICK_SECONDS = 0.5  # changes that come within so little are sent together
 ALIVE_SECONDS = 10.0  # without a change: a sign of life
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 SAFE = {
-    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -53,7 +54,7 @@ class Dashboard:
     async def answer(self, request: Request) -> Answer | None:
         match request.path:
             case "/api/state":
-                return _json({**self._since(0), "status": self._status()})
+                return _json({"status": self._status(), **self._since(0)})
             case "/api/live":
                 return Stream(self._live(self._seen(request.headers.get("last-event-id"))))
             case "/api/conflicts":
@@ -85,6 +86,8 @@ class Dashboard:
 
     def _status(self) -> dict[str, Any]:
         coordinator, round = self._coordinator, self._coordinator.round
+        if round.phase is Phase.FINISHED:
+            self.picture.send_home({session.client for session in coordinator.sessions.all()})
         return {
             "federation": coordinator.settings.name,
             "rule": coordinator.recipe.name,

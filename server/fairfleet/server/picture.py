@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from fairfleet.server.news import headline
 ROUNDS = 200  # shown; the database has them all
 EVALUATIONS = 400
 HEADLINES = 200
+PRESENT = ("idle", "training", "delivered", "evaluating")
 QUANTILES = (0, 10, 25, 50, 75, 90, 100)
 
 
@@ -29,7 +30,7 @@ QUANTILES = (0, 10, 25, 50, 75, 90, 100)
 class ClientRow:
     client: str
     revision: int = 0
-    state: str = "gone"  # idle, training, delivered, evaluating, lost (to its round), gone, revoked
+    state: str = "gone"  # or one of PRESENT; lost (to its round), revoked, done (told that all is finished)
     device: str = ""
     samples: int = 0  # to train on
     seen_unix: float | None = None  # when something was last heard of it
@@ -74,6 +75,12 @@ class Picture:
         self.revision += 1
         row.revision = self.revision
         return row
+
+    def send_home(self, connected: Set[str]) -> None:
+        """All is finished: whoever has heard of it goes, and no event tells of that."""
+        for row in self._clients.values():
+            if row.state in PRESENT and row.client not in connected:
+                self.set(row.client, state="done")
 
     # ---- what happens --------------------------------------------------------------------------
 
