@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Fleet:
         self.clients: dict[str, subprocess.Popen[str]] = {}
         self.options: dict[str, dict[str, Any]] = {}
         self.size = 1000
+        self.environment: dict[str, str] = {}  # of every process, beside that of the tests
         self._channels: list[grpc.Channel] = []
 
     @property
@@ -90,9 +91,10 @@ class Fleet:
         line = self.server.stdout.readline()
         assert line.startswith("serving on"), self.log("server.log")
 
-    def start_client(self, name: str, **options: Any) -> subprocess.Popen[str]:
+    def start_client(self, name: str, words: Sequence[str] = (), **options: Any) -> subprocess.Popen[str]:
+        """`options` are the task's; `words` come after the command's own."""
         self.options[name] = {"shift": 1, "samples": 10, "size": self.size} | options
-        words = ["client", "--task", "tasks:shift", "--name", name, "--server", self.address_for(name)]
+        words = ["client", "--task", "tasks:shift", "--name", name, "--server", self.address_for(name), *words]
         words += ["--state-dir", str(self.folder / "clients")]
         for key, value in self.options[name].items():
             words += ["-o", f"{key}={value}"]
@@ -101,7 +103,7 @@ class Fleet:
 
     def _start(self, words: list[str], log: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
         file = open(self.folder / log, "a")  # noqa: SIM115  # the process keeps it
-        env = os.environ | (environment or {})
+        env = os.environ | self.environment | (environment or {})
         command = [*self.prefix(log.removesuffix(".log")), *PROGRAM, *words]
         return subprocess.Popen(command, cwd=HERE, text=True, stdout=subprocess.PIPE, stderr=file, env=env)
 

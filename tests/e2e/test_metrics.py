@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -14,6 +15,7 @@ import pytest
 from fairfleet.common.fairness import Fairness
 from fairfleet.common.settings import read_settings
 from fairfleet.proto.v1 import fleet_pb2 as pb
+from fairfleet.server.evaluating import GONE, NO_TEST_DATA
 from fairfleet.server.settings import ServerSettings
 from tests.e2e.device import Device
 from tests.e2e.fleet import Fleet, free_port, until
@@ -80,10 +82,11 @@ def families(names: Iterable[str]) -> set[str]:
     return {re.sub("_(bucket|sum|count)$", "", name) for name in names if name.startswith("fairfleet_")}
 
 
-def documented() -> set[str]:
-    """Every metric of the server that docs/metrics.md has a line for."""
+def documented(whose: str = "") -> set[str]:
+    """Every metric of the server, or of a client, that docs/metrics.md has a line for."""
     text = (ROOT / "docs" / "metrics.md").read_text()
-    return {name for name in re.findall(r"^\| `(\w+)`", text, re.MULTILINE) if not name.startswith(AGENT)}
+    names = re.findall(r"^\| `(fairfleet_\w+)`", text, re.MULTILINE)
+    return {name for name in names if name.startswith(AGENT) == (whose == AGENT)}
 
 
 def wait_until_measured(port: int, version: int) -> dict[Series, float]:
@@ -260,3 +263,53 @@ def test_a_port_that_is_no_port_is_a_mistake_in_the_settings(fleet: Fleet) -> No
     done = fleet.run("server", "--set", "http.port=70000", "--state-dir", str(fleet.state))
     assert done.returncode == 2
     assert "http.port" in done.stderr
+
+
+def test_a_client_that_is_told_to_serves_its_own_metrics(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    fleet.start_server(rounds=2, round__evaluate_every=1, round__minimum_clients=1, http__port=free_port())
+    os_port = free_port()
+    client = fleet.start_client("ann", words=["--metrics", f"127.0.0.1:{os_port}"], step_seconds=0.5)
+    found: dict[Series, float] = {}
+
+    def trained() -> bool:
+        with contextlib.suppress(OSError):  # it has not begun to listen
+            found.update(scrape(os_port))
+        return families(name for name, _ in found) == documented(AGENT)
+
+    until(trained, "every metric of a client")
+    assert found[series("fairfleet_agent_info", client="ann", device="test")] == 1
+    assert found[series("fairfleet_agent_training_loss", when="before")] == 1.0
+    assert found[series("fairfleet_agent_accuracy_ratio")] == 0.5
+    assert found[series("fairfleet_agent_updates_total", outcome="counted")] >= 1
+    assert found[series("fairfleet_agent_transferred_bytes_total", direction="sent")] > 4000
+    assert client.wait(60) == 0
+
+
+def test_who_gives_no_evaluation_is_recorded_as_such_and_not_as_zero(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    settings = {"round__minimum_clients": 4, "round__evaluate_every": 1, "lease_seconds": 2}
+    fleet.start_server(http__port=port, rounds=1, **settings)
+    fleet.start_client("ann", accuracy=0.9)
+    fleet.start_client("bob", trouble="blind")
+    fleet.start_client("cyd", trouble="dies")
+    fleet.start_client("dan", tested=0)
+    fleet.wait_clients()
+    found = wait_until_measured(port, 1)
+    rows = dict(fleet.query("select client, failure from evaluations where evaluation is null"))
+    assert set(rows) == {"bob", "cyd", "dan"}
+    assert "cannot evaluate" in rows["bob"]
+    assert (rows["cyd"], rows["dan"]) == (GONE, NO_TEST_DATA)
+    for outcome in ("reported", "failed", "silent", "no_test_data"):
+        assert found[series("fairfleet_evaluation_clients", outcome=outcome)] == 1
+    assert found[series("fairfleet_accuracy_ratio", statistic="min")] == 0.9
+
+
+def test_an_evaluation_may_ask_a_sample(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    settings = {"round__minimum_clients": 3, "round__evaluate_every": 1, "round__evaluation_clients": 2}
+    fleet.start_server(http__port=port, rounds=2, **settings)
+    start_uneven_clients(fleet)
+    fleet.wait_clients()
+    counts = fleet.query("select version, count(*) from evaluations where evaluation is not null group by version")
+    assert counts == [(1, 2), (2, 2)]

@@ -16,6 +16,7 @@ from fairfleet.client.link import Link, Stopped, pauses
 from fairfleet.client.personal import Personal
 from fairfleet.client.spool import Spool, Spooled
 from fairfleet.client.task import Abandoned, Job, Progress, Task
+from fairfleet.client.telemetry import Telemetry
 from fairfleet.common import wire
 from fairfleet.common.codecs import ABILITIES
 from fairfleet.common.errors import (
@@ -29,6 +30,7 @@ from fairfleet.common.errors import (
     TaskFailed,
     WrongState,
 )
+from fairfleet.common.plain import word
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ FINAL = (Superseded, ContestedIdentity, Revoked)
 class Agent:
     def __init__(self, name: str, task: Task, server: str, folder: Path) -> None:
         self.task = task
+        self.telemetry = Telemetry(device=task.device)
         self._spool = Spool(folder)
         self._personal = Personal(folder)
         own = task.initial_model().signature
@@ -56,6 +59,7 @@ class Agent:
                 test_samples=task.test_samples,
                 signature=wire.signature_out(own),
             ),
+            self.telemetry,
         )
         self._heartbeat = Heartbeat(self._link)
         self._held = HeldModel(self._link, own)
@@ -95,16 +99,17 @@ class Agent:
             self._train(asked)
             self._failures = 0
         except (NotKept, WrongState) as error:
-            log.info("%s is no longer wanted: %s", id, error)
+            log.info("%s is no longer wanted: %s", id, error, extra={"round": asked.round})
         except Abandoned:
             if self._link.stopped:
                 raise Stopped from None
-            log.info("%s was abandoned: the round went on without it", id)
+            log.info("%s was abandoned: the round went on without it", id, extra={"round": asked.round})
         except (Stopped, *FINAL):
             raise
         except Exception as error:  # the task is a stranger's code: whatever it raises is its failure
             self._failures += 1
-            log.exception("%s failed", id)
+            self.telemetry.failures += 1
+            log.exception("%s failed", id, extra={"round": asked.round})
             self._spool.clear()
             self._link.heartbeat(task=id, failure=f"{type(error).__name__}: {error}"[:300])
             if self._failures >= FAILURES_IN_A_ROW:
@@ -130,10 +135,12 @@ class Agent:
             self._personal.train(self.task, self._held.received, plan, progress)
         trained = self.task.train(self._held.received.named(), Job(plan, asked.report_gradient_norm, progress))
         self._held.trained.assign(trained.arrays)
+        report = trained.report.model_copy(update={"seconds": time.perf_counter() - began})
+        self.telemetry.trained(report)
         return self._spool.write(
             self._held.received,
             self._held.trained,
-            trained.report.model_copy(update={"seconds": time.perf_counter() - began}),
+            report,
             federation=federation,
             round=asked.round,
             model_digest=asked.model.digest.hex(),
@@ -157,8 +164,10 @@ class Agent:
                 receipt = None
             if receipt is not None:
                 self._spool.settle(spooled, counted=_counts(receipt, spooled), for_good=receipt.durable)
+                self.telemetry.updates[word(pb.Outcome.DESCRIPTOR, receipt.outcome)] += 1
                 if receipt.outcome != pb.OUTCOME_COUNTED:
-                    log.info("the update for round %d does not count: %s", spooled.round, receipt.reason)
+                    about = {"round": spooled.round}
+                    log.info("the update for round %d does not count: %s", spooled.round, receipt.reason, extra=about)
                 return
             self._link.wait(pause)
 
@@ -203,6 +212,7 @@ class Agent:
             log.exception("%s failed", asked.id)
             self._link.report_evaluation(version=version, failure=f"{type(error).__name__}: {error}"[:300])
             return
+        self.telemetry.evaluation = evaluation
         self._link.report_evaluation(version=version, evaluation=wire.evaluation_out(evaluation))
 
 

@@ -185,7 +185,9 @@ class Coordinator:
         session = self.sessions.join(member, self._now())
         self._intake.close(member.client)
         self._roster.wake(member.client)  # a poll of the session that was just superseded learns of it
-        log.info("client %s joined (%s, %d samples)", member.client, short(member.device), member.train_samples)
+        about = {"client": member.client, "round": self._round.number}
+        words = member.client, short(member.device), member.train_samples
+        log.info("client %s joined (%s, %d samples)", *words, extra=about)
         joined = pb.ClientJoined(client=member.client, device=member.device, train_samples=member.train_samples)
         joined.connected = len(self.sessions)
         self._emit(client_joined=joined)
@@ -250,7 +252,8 @@ class Coordinator:
         """The client cannot do the task: the round goes on without it."""
         client = self.session(id).client
         if self._roster.holds(client, task):
-            log.warning("client %s cannot do %s: %s", client, task, short(why, 300))
+            about = {"client": client, "round": self._round.number}
+            log.warning("client %s cannot do %s: %s", client, task, short(why, 300), extra=about)
             await self._lost(client)
 
     async def leave(self, id: str, reason: str) -> None:
@@ -548,7 +551,7 @@ class Coordinator:
                 self._emit(aggregation_started=pb.AggregationStarted(updates=len(clients)))
                 self._spawn(self._aggregate(clients))
             case rounds.Finish(reason):
-                log.info("federation finished at version %d: %s", round.number, reason)
+                log.info("federation finished at version %d: %s", round.number, reason, extra={"round": round.number})
                 self._roster.release_all()
                 self._check_all_told()
                 self._emit(federation_finished=pb.FederationFinished(reason=reason))
@@ -566,7 +569,8 @@ class Coordinator:
             if (self._round.number, self._ends) != (number, ends):
                 return  # while this waited for the lock, the round went on or got another deadline
             if late := self._round.asked | self._round.lost:
-                log.warning("round %d: the deadline passed without %s", number, short(", ".join(sorted(late)), 200))
+                names = short(", ".join(sorted(late)), 200)
+                log.warning("round %d: the deadline passed without %s", number, names, extra={"round": number})
             await self._apply(event)
 
     async def _aggregate(self, clients: frozenset[str]) -> None:
@@ -616,7 +620,8 @@ class Coordinator:
         self.sessions.remove(session)
         self._intake.drop_late(session.client, self._round.number)
         self._roster.wake(session.client)
-        log.info("client %s is gone: %s", session.client, short(reason))
+        about = {"client": session.client, "round": self._round.number}
+        log.info("client %s is gone: %s", session.client, short(reason), extra=about)
         self._emit(client_gone=pb.ClientGone(client=session.client, reason=reason, connected=len(self.sessions)))
 
     def _check_all_told(self) -> None:

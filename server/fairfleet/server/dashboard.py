@@ -90,6 +90,7 @@ class Dashboard:
             self.picture.send_home({session.client for session in coordinator.sessions.all()})
         return {
             "federation": coordinator.settings.name,
+            "listen": coordinator.settings.listen,
             "rule": coordinator.recipe.name,
             "parameters": coordinator.signature.size(Section.PARAMETERS),
             "version": coordinator.publication.version,

@@ -19,6 +19,8 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.committing import record_out
 from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.dashboard import Dashboard
+from fairfleet.server.event_files import FederationFiles
+from fairfleet.server.event_log import write_down
 from fairfleet.server.http_endpoint import Answer, Page, Request
 from fairfleet.server.measures import StepTaken
 from fairfleet.server.metrics import Metrics
@@ -34,6 +36,8 @@ class Monitoring:
         self.dashboard = Dashboard(coordinator, store)
         self._coordinator = coordinator
         self._store = store
+        folder = coordinator.settings.tensorboard
+        self._files = FederationFiles(folder) if folder else None
         self._events = coordinator.broadcast.watch()  # from here on nothing is missed
         self._watching: asyncio.Task[None] | None = None
 
@@ -49,6 +53,8 @@ class Monitoring:
         if self._watching:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
+        if self._files:
+            self._files.close()
 
     # ---- pages ---------------------------------------------------------------------------------
 
@@ -83,6 +89,7 @@ class Monitoring:
 
     async def _take(self, event: pb.Event) -> None:
         try:
+            write_down(event)
             self.metrics.observe(event)
             self.dashboard.picture.observe(event)
             if event.HasField("round_committed"):
@@ -90,6 +97,8 @@ class Monitoring:
                 step = StepTaken.of(json.loads(record.diagnostics_json))
                 self.metrics.committed(record, step)
                 self.dashboard.picture.committed(record, step)
+                if self._files:
+                    await asyncio.to_thread(self._files.committed, record, step)
             if event.HasField("evaluation_finished"):
                 await self._evaluated(event)
         except Exception:
@@ -100,6 +109,8 @@ class Monitoring:
         self.metrics.served = served
         if served and served.version == event.round:
             self.dashboard.picture.evaluated(served, event.unix_seconds)
+            if self._files:
+                await asyncio.to_thread(self._files.evaluated, served, event.unix_seconds)
 
     def _show(self, recalled: Recalled) -> None:
         metrics, picture = self.metrics, self.dashboard.picture

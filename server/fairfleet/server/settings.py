@@ -166,6 +166,7 @@ class ServerSettings(Settings):
     keep_models: PositiveInt = Field(default=5, description="newest versions kept on the disk")
     lease_seconds: PositiveFloat = Field(default=30.0, description="a client silent for so long counts as gone")
     limits: Limits = Limits()
+    tensorboard: Path | None = Field(default=None, description="folder for TensorBoard event files; default: none")
     exit_when_finished: bool = Field(default=False, description="end when the last client has heard of it")
 
     @field_validator("codec")

@@ -109,7 +109,8 @@ function empty() {
   text("empty-title", status.missing ? "Waiting for clients" : "The first round is under way");
   const here = status.connected ? `${plural(status.connected, "client")} connected` : "Nobody is connected yet";
   text("empty-text", status.missing ? `${here}; the first round begins with ${plural(status.missing, "more")}.`.replace("mores", "more") : `${here}; charts appear when it is committed.`);
-  text("empty-server", `${location.hostname}:8440`);
+  const port = status.listen.split(":").at(-1);
+  text("empty-server", `${location.hostname}:${port === "0" ? "PORT" : port}`);
 }
 
 // ---- tiles ---------------------------------------------------------------------------------------
@@ -219,6 +220,7 @@ let newestEvent = 0;
 
 function events() {
   const last = state.events.at(-1)?.revision ?? 0;
+  if (!last) return $("event-list").replaceChildren(h("li", { class: "faint" }, "Nothing has happened since the server's start."));
   if (last === newestEvent) return;
   newestEvent = last;
   $("event-list").replaceChildren(...state.events.slice().reverse().map((event) => h("li", { class: event.kind }, h("time", null, clock(event.unix_seconds)), h("span", null, event.text))));

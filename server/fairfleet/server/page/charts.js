@@ -131,8 +131,9 @@ export function histogram(host, values, { low, high, bins, format, marks, worse 
 export function stacks(host, titles, parts, format) {
   const [box, svg] = frame(host, 10);
   const totals = titles.map((_, place) => parts.reduce((sum, part) => sum + part.values[place], 0));
-  const marks = ticks(0, Math.max(...totals, 1e-9), 3);
-  const y = (value) => box.bottom - ((box.bottom - box.top) * value) / marks.at(-1);
+  const middle = [...totals].sort((one, other) => one - other)[totals.length >> 1];
+  const marks = ticks(0, Math.max(Math.min(Math.max(...totals), 4 * middle), 1e-9), 3); // one long round must not flatten the others
+  const y = (value) => box.bottom - (box.bottom - box.top) * Math.min(1.04, value / marks.at(-1));
   const width = Math.min(26, (box.right - box.left) / titles.length);
   axes(svg, box, marks, y, format);
   titles.forEach((title, place) => {
@@ -152,7 +153,7 @@ export function stacks(host, titles, parts, format) {
 export function spark(values, color) {
   const known = values.filter((value) => value != null).slice(-30);
   if (known.length < 2) return null;
-  const low = Math.min(...known), high = Math.max(...known), width = 64, height = 22;
+  const low = Math.min(...known), high = Math.max(...known), width = 50, height = 22;
   const points = known.map((value, place) => [(place * width) / (known.length - 1), height - 2 - ((height - 4) * (value - low)) / (high - low || 1)]);
   return s("svg", { width, height, class: color, "aria-hidden": "true" }, s("path", { class: "line thin", d: path(points) }));
 }
