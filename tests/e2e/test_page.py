@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from fairfleet.common.fairness import Fairness
+from fairfleet.lab.crowd import Crowd
 from tests.e2e.browser import CHROMIUM, Browser, Page, started_browser
-from tests.e2e.crowd import Crowd
 from tests.e2e.device import Device
 from tests.e2e.fleet import Fleet, free_port, until
 from tests.e2e.scraping import get

@@ -76,6 +76,7 @@ class Coordinator:
         self.broadcast = Broadcast()
         self.traffic = Traffic()
         self.rows_evicted = 0  # from the history, since the start
+        self.newest_record: dict[str, Any] = {}  # of the newest round that this run of the server committed
         self.stopping = False
         self.all_told = asyncio.Event()  # that the federation is finished: nobody is connected any more
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -602,6 +603,7 @@ class Coordinator:
             self._committer.adopt(committed, self._intake.whole)
             self._intake.clear(committed.stored.version)
             self.rows_evicted += record["history_evicted"]
+            self.newest_record = record
 
         news = {"round_committed": pb.RoundCommitted(record=record_out(record, committed.diagnostics_json))}
         stored = rounds.ModelStored(committed.stored.version)

@@ -54,10 +54,17 @@ def diagnose(rule: str, cohort: Cohort, step: Step) -> Diagnostics:
         cosines=named(clients, whole) if linear else {},
         conflicts=names(clients, whole < CONFLICT),
         layer_conflicts=[names(clients, line < CONFLICT) for line in inside],
-        client_cosines=cosine(gram.whole, np.outer(gram.norms, gram.norms))[: len(clients), : len(clients)].tolist(),
+        client_cosines=_between(gram, len(clients)),
         notes={key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in step.notes.items()},
         conflict_map=ConflictMap.of(cohort.round, clients, gram.layers, inside, whole),
     )
+
+
+def _between(gram: Gram, clients: int) -> list[list[float]]:
+    """To four digits: there are many of them, every round's record has them, and nobody computes with them."""
+    found = cosine(gram.whole, np.outer(gram.norms, gram.norms))[:clients, :clients].round(4)
+    cosines: list[list[float]] = found.tolist()
+    return cosines
 
 
 def expand(coefficients: Vector, gram: Gram) -> Vector:

@@ -1,4 +1,4 @@
-"""What happens round by round, as log records for programs. Off where logs are for people, who have `fairfleet watch`."""
+"""What happens round by round, as log records for programs. Off where logs are for people: see `fairfleet watch`."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class Spread:
     standard_deviation: float
 
     @classmethod
-    def of(cls, coefficients: Iterable[float | list[float]]) -> Spread | None:
-        values = np.array([np.mean(value) for value in coefficients], np.float64)
+    def of(cls, coefficients: Iterable[float]) -> Spread | None:
+        values = np.fromiter(coefficients, np.float64)
         if not len(values):
             return None
         return cls(float(values.min()), float(values.mean()), float(values.max()), float(values.std()))
@@ -88,17 +88,22 @@ class StepTaken:
 
     @classmethod
     def of(cls, diagnostics: Mapping[str, Any]) -> StepTaken:
-        coefficients = diagnostics["coefficients"]
+        coefficients = {client: _mean(value) for client, value in diagnostics["coefficients"].items()}
         return cls(
             conflicts=frozenset(diagnostics["conflicts"]),
             layer_conflicts=tuple(len(clients) for clients in diagnostics["layer_conflicts"]),
             norm=diagnostics["direction_norm"],
             standing_in=len(diagnostics["history_coefficients"]),
             status=diagnostics["status"],
-            coefficients={client: float(np.mean(value)) for client, value in coefficients.items()},
+            coefficients=coefficients,
             cosines=diagnostics["cosines"],
             spread=Spread.of(coefficients.values()),
         )
+
+
+def _mean(coefficient: float | list[float]) -> float:
+    """Over the layers, where each has its own."""
+    return sum(coefficient) / len(coefficient) if isinstance(coefficient, list) else coefficient
 
 
 class Conflicts:

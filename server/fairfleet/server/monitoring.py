@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from http import HTTPStatus
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -94,7 +95,7 @@ class Monitoring:
             self.dashboard.picture.observe(event)
             if event.HasField("round_committed"):
                 record = event.round_committed.record
-                step = StepTaken.of(json.loads(record.diagnostics_json))
+                step = StepTaken.of(self._diagnostics(record))
                 self.metrics.committed(record, step)
                 self.dashboard.picture.committed(record, step)
                 if self._files:
@@ -103,6 +104,14 @@ class Monitoring:
                 await self._evaluated(event)
         except Exception:
             log.exception("cannot measure event %d", event.sequence)
+
+    def _diagnostics(self, record: pb.RoundRecord) -> dict[str, Any]:
+        """As they were made; what watchers elsewhere get is read only if a newer round has come meanwhile."""
+        newest = self._coordinator.newest_record
+        found: dict[str, Any] = (
+            newest["diagnostics"] if newest.get("round") == record.round else json.loads(record.diagnostics_json)
+        )
+        return found
 
     async def _evaluated(self, event: pb.Event) -> None:
         served = await asyncio.to_thread(newest_served, self._store, event.round)

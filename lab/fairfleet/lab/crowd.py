@@ -42,7 +42,7 @@ class Crowd:
 
     def _run(self) -> None:
         self._all = self._loop.create_task(self._take_part())
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):  # the block is over, or the server is
             self._loop.run_until_complete(self._all)
 
     async def _take_part(self) -> None:
