@@ -49,7 +49,7 @@ class Dashboard:
         self._coordinator = coordinator
         self._store = store
         self._boot = secrets.token_hex(4)  # revisions of another run of the server mean nothing
-        self._assets = read_assets()
+        self.assets = read_assets()  # there from the first moment: the page waits for the rest by itself
 
     async def answer(self, request: Request) -> Answer | None:
         match request.path:
@@ -59,7 +59,7 @@ class Dashboard:
                 return Stream(self._live(self._seen(request.headers.get("last-event-id"))))
             case "/api/conflicts":
                 return await self._conflicts(request.query.get("layer"))
-        return self._assets.get(request.path)
+        return None
 
     # ---- changes -------------------------------------------------------------------------------
 

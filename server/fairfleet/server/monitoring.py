@@ -60,6 +60,8 @@ class Monitoring:
     # ---- pages ---------------------------------------------------------------------------------
 
     async def answer(self, request: Request) -> Answer:
+        if asset := self.dashboard.assets.get(request.path):
+            return asset
         match request.path:
             case "/healthz" if self._coordinator.failed.done():
                 return Page(HTTPStatus.SERVICE_UNAVAILABLE, b"failed; see the log\n")

@@ -138,7 +138,7 @@ function tiles() {
     tile("gap", "", "gap", format(gap(last)), "what the mean hides", spark(all.map((entry) => gap(entry[what])), "faint-c"), change(gap(last), gap(before), -1, accurate ? points : number)),
     tile("angle", "", "unevenness", last ? `${last.angle_degrees.toFixed(1)}°` : format(null), last ? `Gini ${number(last.gini)} · Jain ${number(last.jain)}` : "angle to all alike", spark(history("angle_degrees"), "faint-c")),
     tile("improved", "", "improved ρ", percent(newest()?.improved), "clients whose loss fell", spark(all.map((entry) => entry.improved), "best-c")),
-    tile("conflicts", "", "in conflict", round ? `${round.conflicts} / ${round.updates}` : "–", round ? `in ${plural(round.conflicting_layers, "layer")} · longest streak ${streak}` : "", spark(state.rounds.map((entry) => entry.conflicts), "worst-c")),
+    tile("conflicts", "", "in conflict", round ? `${round.conflicts} / ${round.updates}` : "–", round ? `in ${plural(round.conflicting_layers, "layer")} · streak ${streak}` : "", spark(state.rounds.map((entry) => entry.conflicts), "worst-c")),
   );
 }
 
