@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairfleet.server.measures import REMEMBERED_ROUNDS, Served
+from fairfleet.server.measures import REMEMBERED_ROUNDS, Evaluations, Served
 from fairfleet.server.rounds import Phase, Round
 from fairfleet.server.store import Store
 
@@ -27,10 +28,8 @@ def recall(store: Store, round: Round) -> Recalled:
     """From the database, in a thread."""
     finished = round.number - 1 if round.phase is Phase.EVALUATING else round.number
     versions = _spread(store.evaluated_versions(finished, -1)[::-1])
-    before = [None, *versions[:-1]]
-    served = tuple(serve(store, version, earlier) for version, earlier in zip(versions, before, strict=True))
     return Recalled(
-        served=served,
+        served=tuple(_one_after_another(store, versions)),
         evaluated_unix=tuple(store.evaluated_unix(version) for version in versions),
         records=tuple(store.records(round.number - REMEMBERED_ROUNDS, round.number - 1)),
         updates=store.update_counts(round.number),
@@ -42,13 +41,17 @@ def recall(store: Store, round: Round) -> Recalled:
 
 def newest_served(store: Store, last: int) -> Served | None:
     """By the newest version up to `last` that clients evaluated, compared with the one evaluated before it."""
-    versions = store.evaluated_versions(last, 2)
-    return serve(store, versions[0], versions[1] if versions[1:] else None) if versions else None
+    found = list(_one_after_another(store, store.evaluated_versions(last, 2)[::-1]))
+    return found[-1] if found else None
 
 
-def serve(store: Store, version: int, earlier: int | None) -> Served:
-    before = store.evaluations_of(earlier) if earlier is not None else {}
-    return Served.of(version, store.evaluations_of(version), before, store.evaluation_failures(version))
+def _one_after_another(store: Store, versions: list[int]) -> Iterator[Served]:
+    """Each compared with the one before it."""
+    before: Evaluations = {}
+    for version in versions:
+        now = store.evaluations_of(version)
+        yield Served.of(version, now, before, store.evaluation_failures(version))
+        before = now
 
 
 def _spread(versions: list[int]) -> list[int]:
