@@ -57,6 +57,7 @@ def committed(round: int, *dropped: str) -> pb.Event:
         aggregation_seconds=0.001,
         commit_seconds=0.01,
         bytes_received=5200,
+        diagnostics_json='{"conflicts": ["b"]}',
         unix_seconds=1000.0 + round,
     )
     return event(round, round_committed=pb.RoundCommitted(record=record))

@@ -43,10 +43,16 @@ def test_the_picture_says_where_the_round_stands_and_how_long_it_will_take() -> 
 
 
 def test_the_worst_served_client_is_first_and_marked_and_the_mean_is_last() -> None:
-    lines = [line for line in live(UNDER_WAY).splitlines() if "%" in line]
+    lines = [line for line in live(UNDER_WAY).splitlines() if "%" in line and "fairness" not in line]
     assert [line.split()[0] for line in lines] == ["c", "b", "a", "mean"]
     assert lines[0].rstrip().endswith("30.0 %  ◀ worst")
     assert "67.1 %" in lines[-1]
+
+
+def test_the_picture_says_how_fair_it_is_and_whom_the_newest_step_harms() -> None:
+    (line,) = [line for line in live(UNDER_WAY).splitlines() if "fairness" in line]
+    for part in ("mean 67.1 %", "worst 10 % 30.0 %", "angle 21.6°", "1/2 in conflict"):
+        assert part in line
 
 
 def test_before_an_evaluation_bars_show_the_loss() -> None:

@@ -57,7 +57,7 @@ def test_a_federation_in_containers_goes_on_through_kills_cuts_and_restarts(flee
 
 
 def watched(fleet: Deployment, folder: Path) -> Prometheus:
-    return Prometheus(ROOT / "docker" / "prometheus.yml", fleet.http_port, folder)
+    return Prometheus(ROOT / "deploy" / "prometheus" / "prometheus.yml", fleet.http_port, folder)
 
 
 def each_replica_has_an_identity_and_data_of_its_own(fleet: Deployment) -> None:

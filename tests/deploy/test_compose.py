@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -90,10 +91,21 @@ def test_prometheus_scrapes_the_port_that_the_server_has(
     services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = server_settings(services["server"]["environment"], monkeypatch)
-    (mount,) = [volume for volume in services["prometheus"]["volumes"] if "prometheus.yml" in volume]
-    config = yaml.safe_load((ROOT / mount.split(":")[0]).read_text())
+    folder = mounted(services["prometheus"])["/etc/prometheus"]
+    config = yaml.safe_load((ROOT / folder / "prometheus.yml").read_text())
+    assert all((ROOT / folder / name).exists() for name in config["rule_files"])
     (targets,) = config["scrape_configs"][0]["static_configs"]
     assert targets["targets"] == [f"server:{settings.http_port}"]
+
+
+def test_grafana_is_given_the_dashboard_and_the_prometheus_that_it_asks(services: dict[str, dict[str, Any]]) -> None:
+    folders = mounted(services["grafana"])
+    provisioning = ROOT / folders["/etc/grafana/provisioning"]
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "fairfleet.yml").read_text())["providers"]
+    dashboard = json.loads((ROOT / folders[provider["options"]["path"]] / "fairfleet.json").read_text())
+    assert source["url"] == "http://prometheus:9090"
+    assert {panel["datasource"]["uid"] for panel in dashboard["panels"] if panel["type"] != "row"} == {source["uid"]}
 
 
 @pytest.mark.parametrize("service", ["model", "server", "client"])

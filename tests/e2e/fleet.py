@@ -55,6 +55,7 @@ class Fleet:
         self.clients: dict[str, subprocess.Popen[str]] = {}
         self.options: dict[str, dict[str, Any]] = {}
         self.size = 1000
+        self.environment: dict[str, str] = {}  # of every process, beside that of the tests
         self._channels: list[grpc.Channel] = []
 
     @property
@@ -102,7 +103,7 @@ class Fleet:
 
     def _start(self, words: list[str], log: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
         file = open(self.folder / log, "a")  # noqa: SIM115  # the process keeps it
-        env = os.environ | (environment or {})
+        env = os.environ | self.environment | (environment or {})
         command = [*self.prefix(log.removesuffix(".log")), *PROGRAM, *words]
         return subprocess.Popen(command, cwd=HERE, text=True, stdout=subprocess.PIPE, stderr=file, env=env)
 

@@ -46,7 +46,8 @@ class Prometheus:
 
     def __init__(self, config: Path, target_port: int, folder: Path) -> None:
         told = yaml.safe_load(config.read_text())
-        told["global"]["scrape_interval"] = "1s"
+        told["global"]["scrape_interval"] = told["global"]["evaluation_interval"] = "1s"
+        told["rule_files"] = [str(config.parent / name) for name in told["rule_files"]]
         for job in told["scrape_configs"]:
             job["static_configs"] = [{"targets": [f"127.0.0.1:{target_port}"]}]
         file = folder / "prometheus.yml"

@@ -6,6 +6,8 @@ twice shows. It can also be slow, hang, fail or diverge when told so.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -18,7 +20,6 @@ from fairfleet.common.tensors import Arrays, Model
 
 class ShiftTask:
     device = "test"
-    test_samples = 10
 
     def __init__(
         self,
@@ -30,8 +31,9 @@ class ShiftTask:
         trouble: str,
         target: float,
         accuracy: float,
+        tested: int,
     ) -> None:
-        self.train_samples = samples
+        self.train_samples, self.test_samples = samples, tested
         self._shift = np.float32(shift)
         self._size = size
         self._steps = steps
@@ -66,6 +68,8 @@ class ShiftTask:
         return 0.5  # less than the 1.0 before: every step is an improvement
 
     def evaluate(self, model: Arrays) -> Evaluation:
+        if self._trouble == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
         if self._trouble == "blind":
             raise RuntimeError("this task cannot evaluate")
         return Evaluation(samples=10, loss=float(abs(model["weight"][0] - self._target)), accuracy=self._accuracy)
@@ -154,8 +158,9 @@ def shift(
     trace: str = "",
     target: str = "0",
     accuracy: str = "0.5",
+    tested: str = "10",
 ) -> ShiftTask:
     if trace:
         Path(trace).touch()
     numbers = (float(shift), int(size), int(samples), int(steps), float(step_seconds))
-    return ShiftTask(*numbers, trouble, float(target), float(accuracy))
+    return ShiftTask(*numbers, trouble, float(target), float(accuracy), int(tested))

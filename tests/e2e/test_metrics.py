@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,20 +15,31 @@ import pytest
 from fairfleet.common.fairness import Fairness
 from fairfleet.common.settings import read_settings
 from fairfleet.proto.v1 import fleet_pb2 as pb
+from fairfleet.server.evaluating import GONE, NO_TEST_DATA
 from fairfleet.server.settings import ServerSettings
 from tests.e2e.device import Device
 from tests.e2e.fleet import Fleet, free_port, until
-from tests.e2e.scraping import Prometheus, Series, get, scrape, series
+from tests.e2e.scraping import Series, get, scrape, series
 
+AGENT = "fairfleet_agent_"  # what clients tell of themselves
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = {"ann": ("1", "-3", "0.91"), "bob": ("2", "-30", "0.62"), "cyd": ("3", "-300", "0.805")}
 MEASURES = {
     "mean": "mean",
     "standard_deviation": "standard_deviation",
+    "worst_5_percent": "worst_5",
     "worst_10_percent": "worst_10",
+    "worst_30_percent": "worst_30",
+    "best_5_percent": "best_5",
     "best_10_percent": "best_10",
     "min": "min",
     "max": "max",
+}
+INEQUALITIES = {
+    "angle_degrees": "angle_degrees",
+    "kl_nats": "kl_to_uniform",
+    "gini_ratio": "gini",
+    "jain_ratio": "jain",
 }
 
 
@@ -58,19 +68,25 @@ def expected_fairness(fleet: Fleet) -> dict[Series, float]:
     return {
         **{series("fairfleet_accuracy_ratio", statistic=s): getattr(accuracy, m) for s, m in MEASURES.items()},
         **{series("fairfleet_loss", statistic=s): getattr(loss, m) for s, m in MEASURES.items()},
-        series("fairfleet_accuracy_angle_degrees"): accuracy.angle_degrees,
-        series("fairfleet_loss_angle_degrees"): loss.angle_degrees,
+        **{series(f"fairfleet_accuracy_{name}"): getattr(accuracy, field) for name, field in INEQUALITIES.items()},
+        **{series(f"fairfleet_loss_{name}"): getattr(loss, field) for name, field in INEQUALITIES.items()},
         series("fairfleet_improved_clients_ratio"): sum(after[c] < before[c] for c in after) / len(after),
         series("fairfleet_evaluation_version"): newest,
-        series("fairfleet_evaluation_clients"): len(rows),
+        **{series("fairfleet_evaluation_clients", outcome=o): 0.0 for o in ("failed", "silent", "no_test_data")},
+        series("fairfleet_evaluation_clients", outcome="reported"): len(rows),
     }
 
 
-def undocumented(names: Iterable[str]) -> set[str]:
-    """Our metrics that docs/deploy.md does not name, in full or as a further one of a row."""
-    ours = {re.sub("_(bucket|sum|count)$", "", name) for name in names if name.startswith("fairfleet_")}
-    written = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "deploy.md").read_text()))
-    return {name for name in ours if not {name, name.removeprefix("fairfleet")} & written}
+def families(names: Iterable[str]) -> set[str]:
+    """Our metrics, without the suffixes that histograms have."""
+    return {re.sub("_(bucket|sum|count)$", "", name) for name in names if name.startswith("fairfleet_")}
+
+
+def documented(whose: str = "") -> set[str]:
+    """Every metric of the server, or of a client, that docs/metrics.md has a line for."""
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    names = re.findall(r"^\| `(fairfleet_\w+)`", text, re.MULTILINE)
+    return {name for name in names if name.startswith(AGENT) == (whose == AGENT)}
 
 
 def wait_until_measured(port: int, version: int) -> dict[Series, float]:
@@ -114,8 +130,13 @@ def test_a_scrape_tells_how_the_federation_stands_and_what_happened_in_it(fleet:
     assert found[series("fairfleet_model_version")] == found[series("fairfleet_rounds_planned")] == status.version == 4
     assert found[series("fairfleet_phase", phase="finished")] == 1
     assert found[series("fairfleet_updates_total", outcome="counted")] == 12
-    assert found[series("fairfleet_transferred_bytes_total", direction="received")] == status.bytes_received > 0
-    assert found[series("fairfleet_transferred_bytes_total", direction="sent")] == status.bytes_sent > 0
+    moved = {
+        d: found[series("fairfleet_transferred_bytes_total", direction=d, codec="raw32")] for d in ("received", "sent")
+    }
+    assert (moved["received"], moved["sent"]) == (status.bytes_received, status.bytes_sent)
+    assert found[series("fairfleet_compression_ratio", codec="raw32")] == pytest.approx(1, abs=0.05)
+    assert found[series("fairfleet_upload_resumes_total")] == 0
+    assert sum(value for (name, _), value in found.items() if name == "fairfleet_steps_total") == 4
     assert found[series("fairfleet_round_duration_seconds_count")] == 4
     for phase, times in {"training": 4, "aggregating": 4, "committing": 4, "evaluating": 2}.items():
         assert found[series("fairfleet_phase_duration_seconds_count", phase=phase)] == times
@@ -123,13 +144,20 @@ def test_a_scrape_tells_how_the_federation_stands_and_what_happened_in_it(fleet:
     training = sum(record["training_seconds"] for record in records)
     assert found[series("fairfleet_phase_duration_seconds_sum", phase="training")] == pytest.approx(training)
     newest = records[-1]["diagnostics"]
+    assert found[series("fairfleet_commit_timestamp_seconds")] == records[-1]["unix_seconds"]
+    weights = {each["client"]: each["weight"] for each in records[-1]["contributions"]}
+    for client, weight in weights.items():
+        assert found[series("fairfleet_client_coefficient", client=client)] == pytest.approx(weight)
+    assert found[series("fairfleet_coefficient", statistic="max")] == pytest.approx(max(weights.values()))
+    in_layers = [found[series("fairfleet_layer_conflicting_clients", layer=name)] for name in ("weight", "bias")]
+    assert in_layers == [len(clients) for clients in newest["layer_conflicts"]]
     assert found[series("fairfleet_conflicting_clients")] == len(newest["conflicts"])
     assert found[series("fairfleet_direction_norm")] == newest["direction_norm"]
     assert found[series("fairfleet_history_rows")] == 3
     assert found[series("fairfleet_history_age_rounds", statistic="max")] == 1
     assert found[series("fairfleet_federation_info", federation="federation", rule="fedlf")] == 1
     assert found[series("fairfleet_client_joins_total")] == 3
-    assert undocumented(name for name, _ in found) == set()
+    assert families(name for name, _ in found) == documented()
 
 
 def test_records_that_cannot_be_measured_do_not_keep_the_server_from_starting(fleet: Fleet, port: int) -> None:
@@ -147,9 +175,9 @@ def test_records_that_cannot_be_measured_do_not_keep_the_server_from_starting(fl
     assert "cannot measure" in fleet.log("server.log")
 
 
-def test_no_client_is_named_in_the_metrics(fleet: Fleet, port: int) -> None:
+def test_no_client_is_named_in_the_metrics_of_a_fleet_larger_than_the_settings_allow(fleet: Fleet, port: int) -> None:
     fleet.init()
-    fleet.start_server(http__port=port, rounds=2, round__evaluate_every=1)
+    fleet.start_server(http__port=port, rounds=2, round__evaluate_every=1, http__client_series=1)
     fleet.start_client("somebody")
     fleet.start_client("somebody-else")
     fleet.wait_clients()
@@ -237,27 +265,51 @@ def test_a_port_that_is_no_port_is_a_mistake_in_the_settings(fleet: Fleet) -> No
     assert "http.port" in done.stderr
 
 
-needs_prometheus = pytest.mark.skipif(
-    not shutil.which("prometheus") or not shutil.which("promtool"),
-    reason="Debian's package prometheus is not installed: scripts/install-test-packages",
-)
-
-
-@needs_prometheus
-def test_a_real_prometheus_scrapes_a_live_federation_and_has_the_values_of_the_store(fleet: Fleet, port: int) -> None:
+def test_a_client_that_is_told_to_serves_its_own_metrics(fleet: Fleet, port: int) -> None:
     fleet.init()
-    fleet.start_server(http__port=port, rounds=10, round__minimum_clients=3, round__evaluate_every=2)
-    with Prometheus(ROOT / "docker" / "prometheus.yml", port, fleet.folder) as prometheus:
-        until(lambda: prometheus.query("fairfleet_phase") != {}, "the first scrape")
-        start_uneven_clients(fleet)
-        fleet.wait_clients()
-        until(lambda: list(prometheus.query("fairfleet_evaluation_version").values()) == [10.0], "the last evaluation")
-        expected = expected_fairness(fleet)
-        found = prometheus.query('{__name__=~"fairfleet_(accuracy|loss|improved|evaluation).*"}')
-        assert found == expected
-        assert prometheus.query("up") == {series("up"): 1.0}
-        counted = 'fairfleet_updates_total{outcome="counted"}'
-        assert list(prometheus.query(counted).values()) == [30.0]
-    text = get(f"http://127.0.0.1:{port}/metrics")[1]
-    done = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    fleet.start_server(rounds=2, round__evaluate_every=1, round__minimum_clients=1, http__port=free_port())
+    os_port = free_port()
+    client = fleet.start_client("ann", "--metrics", f"127.0.0.1:{os_port}", step_seconds=0.5)
+    found: dict[Series, float] = {}
+
+    def trained() -> bool:
+        with contextlib.suppress(OSError):  # it has not begun to listen
+            found.update(scrape(os_port))
+        return families(name for name, _ in found) == documented(AGENT)
+
+    until(trained, "every metric of a client")
+    assert found[series("fairfleet_agent_info", client="ann", device="test")] == 1
+    assert found[series("fairfleet_agent_training_loss", when="before")] == 1.0
+    assert found[series("fairfleet_agent_accuracy_ratio")] == 0.5
+    assert found[series("fairfleet_agent_updates_total", outcome="counted")] >= 1
+    assert found[series("fairfleet_agent_transferred_bytes_total", direction="sent")] > 4000
+    assert client.wait(60) == 0
+
+
+def test_who_gives_no_evaluation_is_recorded_as_such_and_not_as_zero(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    settings = {"round__minimum_clients": 4, "round__evaluate_every": 1, "lease_seconds": 2}
+    fleet.start_server(http__port=port, rounds=1, **settings)
+    fleet.start_client("ann", accuracy=0.9)
+    fleet.start_client("bob", trouble="blind")
+    fleet.start_client("cyd", trouble="dies")
+    fleet.start_client("dan", tested=0)
+    fleet.wait_clients()
+    found = wait_until_measured(port, 1)
+    rows = dict(fleet.query("select client, failure from evaluations where evaluation is null"))
+    assert set(rows) == {"bob", "cyd", "dan"}
+    assert "cannot evaluate" in rows["bob"]
+    assert (rows["cyd"], rows["dan"]) == (GONE, NO_TEST_DATA)
+    for outcome in ("reported", "failed", "silent", "no_test_data"):
+        assert found[series("fairfleet_evaluation_clients", outcome=outcome)] == 1
+    assert found[series("fairfleet_accuracy_ratio", statistic="min")] == 0.9
+
+
+def test_an_evaluation_may_ask_a_sample(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    settings = {"round__minimum_clients": 3, "round__evaluate_every": 1, "round__evaluation_clients": 2}
+    fleet.start_server(http__port=port, rounds=2, **settings)
+    start_uneven_clients(fleet)
+    fleet.wait_clients()
+    counts = fleet.query("select version, count(*) from evaluations where evaluation is not null group by version")
+    assert counts == [(1, 2), (2, 2)]

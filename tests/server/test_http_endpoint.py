@@ -6,19 +6,23 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from http.client import HTTPConnection
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
 from fairfleet.common.errors import UsageError
 from fairfleet.server import http_endpoint
-from fairfleet.server.http_endpoint import HttpEndpoint, Page
+from fairfleet.server.http_endpoint import HttpEndpoint, Page, Request, Stream
 from tests.e2e.fleet import until
 from tests.e2e.scraping import get
 
 
-async def echo(path: str, accept: str) -> Page:
+async def echo(request: Request) -> Page:
+    path = request.path
     if path == "/hang":
         time.sleep(1.0)  # noqa: ASYNC251  # the loop hangs: that is the point
     if path == "/fail":
@@ -127,3 +131,67 @@ def ask_over(connection: HTTPConnection) -> int:
     with connection.getresponse() as answer:
         answer.read()
         return answer.status
+
+
+async def counted(stop_at: int, closed: asyncio.Event) -> AsyncGenerator[bytes]:
+    try:
+        for number in range(stop_at):
+            yield f"data: {number}\n\n".encode()
+            await asyncio.sleep(0.01)
+    finally:
+        closed.set()
+
+
+def test_a_stream_is_sent_message_by_message_until_it_ends() -> None:
+    async def read() -> tuple[int, str]:
+        async def pages(request: Request) -> Stream:
+            return Stream(counted(3, asyncio.Event()))
+
+        endpoint = HttpEndpoint("127.0.0.1", 0, pages)
+        endpoint.start()
+        try:
+            return await asyncio.to_thread(get, endpoint.url)
+        finally:
+            await endpoint.stop()
+
+    assert asyncio.run(read()) == (200, "data: 0\n\ndata: 1\n\ndata: 2\n\n")
+
+
+def test_a_viewer_that_hangs_up_ends_its_stream_and_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_endpoint, "STREAMS", 1)
+
+    async def watch() -> tuple[int, int]:
+        closed = asyncio.Event()
+
+        async def pages(request: Request) -> Stream:
+            return Stream(counted(1_000_000, closed))
+
+        endpoint = HttpEndpoint("127.0.0.1", 0, pages)
+        endpoint.start()
+        try:
+            host, port = endpoint.url.removeprefix("http://").split(":")
+            viewer = await asyncio.to_thread(socket.create_connection, (host, int(port)))
+            viewer.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.to_thread(viewer.recv, 100)
+            second, _ = await asyncio.to_thread(get, endpoint.url)
+            closed.clear()
+            viewer.close()
+            await asyncio.wait_for(closed.wait(), 30)
+            third = await asyncio.to_thread(status_soon, endpoint.url)
+            return second, third
+        finally:
+            await endpoint.stop()
+
+    assert asyncio.run(watch()) == (503, 200)
+
+
+def status_soon(url: str) -> int:
+    """Once the place is free."""
+
+    def ask() -> int | None:
+        with contextlib.suppress(HTTPError), urlopen(url, timeout=10) as answer:
+            return int(answer.status)
+        return None
+
+    found: int = until(ask, "a place for another viewer")
+    return found

@@ -18,6 +18,7 @@ from fairfleet.client.link import Link, Stopped, pauses
 from fairfleet.client.personal import Personal
 from fairfleet.client.spool import Spool, Spooled
 from fairfleet.client.task import Abandoned, Job, Measuring, Progress, Task
+from fairfleet.client.telemetry import Telemetry
 from fairfleet.client.trying import trial_losses
 from fairfleet.common import wire
 from fairfleet.common.codecs import ABILITIES
@@ -32,6 +33,7 @@ from fairfleet.common.errors import (
     TaskFailed,
     WrongState,
 )
+from fairfleet.common.plain import word
 from fairfleet.common.plan import Plan
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
@@ -47,6 +49,7 @@ class Agent:
         self.task = task
         self._budget = budget or Budget()
         self._largest_batch = self._budget.largest_batch(task)
+        self.telemetry = Telemetry(device=task.device)
         self._spool = Spool(folder)
         self._personal = Personal(folder)
         own = task.initial_model().signature
@@ -63,6 +66,7 @@ class Agent:
                 signature=wire.signature_out(own),
                 verifies=isinstance(task, Measuring),
             ),
+            self.telemetry,
         )
         self._heartbeat = Heartbeat(self._link)
         self._held = HeldModel(self._link, own)
@@ -104,16 +108,17 @@ class Agent:
             self._train(asked)
             self._failures = 0
         except (NotKept, WrongState) as error:
-            log.info("%s is no longer wanted: %s", id, error)
+            log.info("%s is no longer wanted: %s", id, error, extra={"round": asked.round})
         except Abandoned:
             if self._link.stopped:
                 raise Stopped from None
-            log.info("%s was abandoned: the round went on without it", id)
+            log.info("%s was abandoned: the round went on without it", id, extra={"round": asked.round})
         except (Stopped, *FINAL):
             raise
         except Exception as error:  # the task is a stranger's code: whatever it raises is its failure
             self._failures += 1
-            log.exception("%s failed", id)
+            self.telemetry.failures += 1
+            log.exception("%s failed", id, extra={"round": asked.round})
             self._spool.clear()
             self._link.heartbeat(task=id, failure=f"{type(error).__name__}: {error}"[:300])
             if self._failures >= FAILURES_IN_A_ROW:
@@ -143,13 +148,14 @@ class Agent:
         job = Job(training.plan, asked.report_gradient_norm, progress, enough=training.enough)
         trained = self.task.train(received.named(), job)
         self._held.trained.assign(trained.arrays)
-        report = training.told(trained.report)
+        report = training.told(trained.report).model_copy(update={"seconds": time.perf_counter() - began})
+        self.telemetry.trained(report)
         if report.cut_by:
             log.info("%s: %d of %d steps, cut by %s", asked.id, report.steps, report.planned_steps, report.cut_by)
         return self._spool.write(
             received,
             self._held.trained,
-            report.model_copy(update={"seconds": time.perf_counter() - began}),
+            report,
             federation=federation,
             round=asked.round,
             model_digest=asked.model.digest.hex(),
@@ -180,8 +186,10 @@ class Agent:
                 receipt = None
             if receipt is not None:
                 self._spool.settle(spooled, counted=_counts(receipt, spooled), for_good=receipt.durable)
+                self.telemetry.updates[word(pb.Outcome.DESCRIPTOR, receipt.outcome)] += 1
                 if receipt.outcome != pb.OUTCOME_COUNTED:
-                    log.info("the update for round %d does not count: %s", spooled.round, receipt.reason)
+                    about = {"round": spooled.round}
+                    log.info("the update for round %d does not count: %s", spooled.round, receipt.reason, extra=about)
                 return
             begun = True
             self._link.wait(pause)
@@ -253,6 +261,7 @@ class Agent:
             log.exception("%s failed", asked.id)
             self._link.report_evaluation(version=version, failure=f"{type(error).__name__}: {error}"[:300])
             return
+        self.telemetry.evaluation = evaluation
         self._link.report_evaluation(version=version, evaluation=wire.evaluation_out(evaluation))
 
 

@@ -16,6 +16,7 @@ from fairfleet.client.replica import number_of
 from fairfleet.client.settings import ClientSettings
 from fairfleet.client.task import Task, load_task
 from fairfleet.common import logs
+from fairfleet.common.cli import LogFormat
 from fairfleet.common.errors import UsageError
 from fairfleet.common.settings import read_settings
 from fairfleet.common.tensors import Section
@@ -38,7 +39,9 @@ def client(
         float | None, typer.Option(help="Begin no step after so long; at least one is taken.")
     ] = None,
     max_memory_mb: Annotated[int | None, typer.Option(help="For one training step: batches get smaller.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="host:port for this client's own metrics.")] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file with settings.")] = None,
+    log_format: LogFormat = "text",
     verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
 ) -> None:
     """Take part in a federation with this machine's data. Data never leaves the machine.
@@ -47,22 +50,33 @@ def client(
 
       fairfleet client --server fleet.example:8440 --task my_task:task
 
-      fairfleet client --task fairfleet.lab.digits:softmax -o shard=3 --name client-3
+      fairfleet client --task fairfleet.lab.digits:softmax -o shard=3 --name client-3 --metrics 127.0.0.1:9441
 
       fairfleet client --task my_task:task --max-seconds 60 --max-memory-mb 500    (a small board does what it can)
     """
-    logs.set_up(verbose)
+    logs.set_up(verbose, log_format, "fairfleet-client")
     flags: dict[str, Any] = {"task": task, "server": server, "name": name, "state_dir": state_dir, "device": device}
     flags |= {"budget.steps": max_steps, "budget.seconds": max_seconds, "budget.memory_mb": max_memory_mb}
+    flags |= {"metrics": metrics}
     given = {key: value for key, value in flags.items() if value is not None}
     if option:
         given["options"] = dict(_pair(text) for text in option)
     with _numbered(read_settings(ClientSettings, config, given)) as settings:
         folder = settings.state_dir / settings.name
         agent = Agent(settings.name, _task(settings), settings.server, folder, settings.budget)
+        if settings.metrics:
+            log.info("metrics on %s", _serve_metrics(agent, settings.name, settings.metrics))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stop())
         print(f"{settings.name}: {agent.run()}")
+
+
+def _serve_metrics(agent: Agent, name: str, listen: str) -> str:
+    try:
+        from fairfleet.client.metrics import serve
+    except ModuleNotFoundError as error:
+        raise UsageError("--metrics needs prometheus-client: pip install 'fairfleet[metrics]'") from error
+    return serve(agent.telemetry, name, listen)
 
 
 def init(

@@ -8,11 +8,12 @@ never added up here.
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fairfleet.common.fairness import mean
+from fairfleet.common.fairness import Fairness
 from fairfleet.proto.v1 import operator_pb2 as pb
 
 RECENT = 20  # rounds that the pace is judged by
@@ -46,12 +47,14 @@ class Client:
 
 @dataclass(frozen=True)
 class Pace:
-    """When a round was committed, and how long its phases took."""
+    """When a round was committed, how long its phases took, and whom its step harmed."""
 
     unix_seconds: float
     training_seconds: float
     aggregation_seconds: float
     commit_seconds: float
+    clients: int = 0  # that took part
+    conflicts: int | None = None  # how many of them the direction harms; None where the server does not say
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Served:
     mean: float
     worst: float
     worst_client: str
+    worst_10: float  # mean of the worst-served tenth
+    angle_degrees: float  # to all alike: 0 is even
 
 
 @dataclass(frozen=True)
@@ -227,7 +232,9 @@ def _with_evaluation(view: View, version: int) -> tuple[Served, ...]:
     if not known:
         return others
     worst = min(known, key=lambda name: known[name])
-    return (*others, Served(version, mean(list(known.values())), known[worst], worst))
+    fairness = Fairness.of(list(known.values()))
+    newest = Served(version, fairness.mean, known[worst], worst, fairness.worst_10, fairness.angle_degrees)
+    return (*others, newest)
 
 
 def _need(client: Client) -> tuple[int, float]:
@@ -255,4 +262,7 @@ def _standing(view: View, **changes: Any) -> View:
 
 
 def _pace(record: pb.RoundRecord) -> Pace:
-    return Pace(record.unix_seconds, record.training_seconds, record.aggregation_seconds, record.commit_seconds)
+    seconds = record.training_seconds, record.aggregation_seconds, record.commit_seconds
+    told = json.loads(record.diagnostics_json) if record.diagnostics_json else {}
+    conflicts = len(told["conflicts"]) if "conflicts" in told else None
+    return Pace(record.unix_seconds, *seconds, len(record.contributions), conflicts)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from fairfleet.client.telemetry import Telemetry
 from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
 from fairfleet.common.keepalive import CLIENT_OPTIONS
 from fairfleet.common.wire import ANNOUNCED_METADATA, UPLOAD_METADATA
@@ -45,8 +46,9 @@ def pauses() -> Iterator[float]:
 
 
 class Link:
-    def __init__(self, address: str, join: pb.JoinRequest) -> None:
+    def __init__(self, address: str, join: pb.JoinRequest, telemetry: Telemetry | None = None) -> None:
         self.address = address
+        self.telemetry = telemetry or Telemetry()
         self.joined = pb.JoinResponse()  # the newest answer to Join
         self._join_request = join
         self._join_lock = threading.Lock()
@@ -119,8 +121,7 @@ class Link:
     def fetch(self, version: int, offset_bytes: int, session: str, change: bool) -> Iterable[bytes]:
         """One try at a model, or at the change that leads to it; to be called inside `repeat`."""
         request = pb.FetchModelRequest(session=session, version=version, offset_bytes=offset_bytes, change=change)
-        call: Iterable[bytes] = self._fetch(request)
-        return call
+        return self.telemetry.counting_received(self._fetch(request))
 
     def send(self, upload: bytes, messages: Iterator[bytes]) -> pb.Receipt | None:
         """One try at the rest of an upload; None when the stream broke: open it again to learn where to go on."""
@@ -133,12 +134,14 @@ class Link:
 
     def _stream(self, messages: Iterator[bytes], key: str, value: bytes) -> pb.Receipt | None:
         try:
-            response: pb.SendUploadResponse = self._send(messages, metadata=((key, value),))
+            counted = self.telemetry.counting_sent(messages)
+            response: pb.SendUploadResponse = self._send(counted, metadata=((key, value),))
             return response.receipt
         except (grpc.RpcError, ValueError) as error:
             code = self._code(error)
             if code is not grpc.StatusCode.FAILED_PRECONDITION:  # which says: not open (any more)
                 self._raise_if_final(error, code)
+            self.telemetry.retries += 1
             log.info("the upload broke off: %s", _in_words(error, code))
             return None
 
@@ -158,6 +161,7 @@ class Link:
                 code = self._code(error)
                 bugs += code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
                 self._raise_if_final(error, code, bugs, session)
+                self.telemetry.retries += 1
                 log.info("server %s: %s; trying again", self.address, _in_words(error, code))
             self._pause(pause)
         raise AssertionError("pauses never end")  # pragma: no cover

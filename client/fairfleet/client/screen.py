@@ -32,7 +32,7 @@ STYLES = {
 }
 STEPS = "▁▂▃▄▅▆▇█"
 LONGEST_NAME = 24  # shown; names may have up to 64 letters
-FRAME_ROWS = 13  # what `live` shows beside the clients
+FRAME_ROWS = 14  # what `live` shows beside the clients
 
 
 def live(view: View, *, now: float, rows: int) -> RenderableType:
@@ -85,11 +85,26 @@ def _facts(view: View, uptime: bool = False) -> RenderableType:
         table.add_row("each round", " · ".join(f"{name} {words.duration(took)}" for name, took in phases.items()))
     if len(view.evaluations) > 1:
         table.add_row("accuracy", _trend(view.evaluations))
+    if fairness := _fairness(view):
+        table.add_row("fairness", fairness)
     moved = f"{decimal(status.bytes_sent)} to clients · {decimal(status.bytes_received)} from them"
     table.add_row("moved", moved)
     if uptime:
         table.add_row("up for", words.duration(status.uptime_seconds))
     return table
+
+
+def _fairness(view: View) -> Text | None:
+    """The newest evaluation in numbers, and the newest round's conflicts."""
+    parts: list[tuple[str, str]] = []
+    if view.evaluations:
+        served = view.evaluations[-1]
+        parts += [(f"mean {100 * served.mean:.1f} %", MEAN), (f"worst 10 % {100 * served.worst_10:.1f} %", BAD)]
+        parts += [(f"angle {served.angle_degrees:.1f}°", "")]
+    if view.recent and view.recent[-1].conflicts is not None:
+        newest = view.recent[-1]
+        parts += [(f"{newest.conflicts}/{newest.clients} in conflict", BAD if newest.conflicts else "")]
+    return Text(" · ").join(Text(words, style) for words, style in parts) if parts else None
 
 
 def _trend(evaluations: Sequence[Served]) -> Text:

@@ -39,6 +39,17 @@ class ClientSettings(Settings):
     budget: Budget = Field(default=Budget(), description="this machine's share in one training, if less than the plan")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps; for tasks that can choose")
 
+    metrics: str | None = Field(
+        default=None, description="host:port to serve this client's own metrics on; default: nowhere"
+    )
+
+    @field_validator("metrics")
+    @classmethod
+    def _where_to_listen(cls, metrics: str | None) -> str | None:
+        if metrics is not None and not re.fullmatch(r".+:\d{1,5}", metrics):
+            raise ValueError("must be host:port, for example 127.0.0.1:9441; port 0 takes a free one")
+        return metrics
+
     @field_validator("server")
     @classmethod
     def _host_and_port(cls, server: str) -> str:

@@ -11,13 +11,19 @@ import sys
 from importlib.metadata import EntryPoint, entry_points
 from importlib.metadata import version as installed_version
 from io import TextIOWrapper
+from typing import Annotated
 
 import typer
 
 from fairfleet.common.errors import FleetError, UsageError
+from fairfleet.common.logs import Format
 
 GROUP = "fairfleet.commands"
 INTERRUPTED = 130
+
+LogFormat = Annotated[
+    Format, typer.Option(envvar="FAIRFLEET_LOG_FORMAT", help="text, or json: one OpenTelemetry log record a line.")
+]
 
 
 def program(wanted: str | None = None) -> typer.Typer:

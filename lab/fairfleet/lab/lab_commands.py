@@ -29,6 +29,7 @@ def simulate_command(
     record: Annotated[
         Path | None, typer.Option(help="Add the run to this .jsonl; one that is there is not run.")
     ] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Write the curve as TensorBoard event files here.")] = None,
     data_dir: options.DataDir = None,
     workers: options.Workers = 0,
     as_json: options.AsJson = False,
@@ -52,7 +53,7 @@ def simulate_command(
 
     flags = options.experiment_flags(data, partition, clients, per_round, model, rounds, set_)
     chosen = {name: value for name, value in {"rule": rule, "seed": seed}.items() if value is not None}
-    simulate(config, flags | chosen, record, data_dir, workers, as_json)
+    simulate(config, flags | chosen, record, data_dir, workers, as_json, tensorboard)
 
 
 def compare_command(

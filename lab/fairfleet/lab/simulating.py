@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
+from fairfleet.common.event_files import EventFiles
 from fairfleet.common.settings import read_model
 from fairfleet.lab import options, tables
 from fairfleet.lab.experiment import Experiment
@@ -21,12 +22,21 @@ SHOWN = 10  # points of the learning curve
 
 
 def simulate(
-    config: Path | None, flags: dict[str, Any], record: Path | None, data_dir: Path | None, workers: int, as_json: bool
+    config: Path | None,
+    flags: dict[str, Any],
+    record: Path | None,
+    data_dir: Path | None,
+    workers: int,
+    as_json: bool,
+    tensorboard: Path | None = None,
 ) -> None:
     options.end_on_signals()
     experiment = read_model(Experiment, config, flags)
     console = options.console(as_json)
+    files = EventFiles(tensorboard) if tensorboard else None
     found = one_run(experiment, record, Means(data_dir, workers), None if as_json else console)
+    if files:
+        write_events(found, files)
     if as_json:
         print(json.dumps(told(found)))
     else:
@@ -52,6 +62,24 @@ class Discarded(Ledger):
 
     def runs(self) -> dict[str, Run]:
         return {}
+
+
+def write_events(found: Run, files: EventFiles) -> None:
+    """The learning curve, under the names that a server's event files have."""
+    for point in found.points:
+        curve = {
+            "accuracy/mean": point.mean,
+            "accuracy/standard_deviation": point.deviation,
+            "accuracy/worst_5": point.worst_5,
+            "accuracy/best_5": point.best_5,
+            "training/loss_mean": point.loss,
+            "evaluation/improved_clients": point.improved,
+            "step/conflicting_clients_share": point.conflicts,
+        }
+        files.scalars(point.round, curve)
+    if found.honest:
+        files.distribution(found.rounds, "accuracy/clients", found.honest)
+    files.close()
 
 
 def told(found: Run) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fairfleet.common import logs
+from fairfleet.common.cli import LogFormat
 from fairfleet.common.errors import StateDirError, UsageError
 from fairfleet.common.settings import read_settings
 from fairfleet.server import checking, process
@@ -37,7 +38,9 @@ def server(
     database: Annotated[str | None, typer.Option(help="postgresql+psycopg://…; default: in the state dir.")] = None,
     exit_when_finished: Annotated[bool | None, typer.Option(help="End when all rounds are done.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, as path=value.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Write TensorBoard event files to this folder.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Only verify the state directory; change nothing.")] = False,
+    log_format: LogFormat = "text",
     verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
 ) -> None:
     """Run the aggregation server of one federation.
@@ -56,7 +59,7 @@ def server(
 
       fairfleet server --check --state-dir backup/fairfleet-state
     """
-    logs.set_up(verbose)
+    logs.set_up(verbose, log_format, "fairfleet-server")
     flags: dict[str, Any] = {
         "listen": listen,
         "state_dir": state_dir,
@@ -69,6 +72,7 @@ def server(
         "durability": durability,
         "database": database,
         "exit_when_finished": exit_when_finished,
+        "tensorboard": tensorboard,
     }
     given = {path: value for path, value in flags.items() if value is not None}
     settings = read_settings(ServerSettings, config, given | dict(_pair(text) for text in set_ or ()))
@@ -97,7 +101,7 @@ def _check(folder: Path, database: str | None) -> None:
 
 def _announce(address: str, url: str) -> None:
     """On standard output: programs that start a server read it."""
-    print(f"serving on {address}\nmetrics on {url}/metrics", flush=True)
+    print(f"serving on {address}\nwatch it on {url}/, metrics on {url}/metrics", flush=True)
 
 
 def _pair(text: str) -> tuple[str, str]:

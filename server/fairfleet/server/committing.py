@@ -23,6 +23,7 @@ from fairfleet.common.tensors import Model, Section, Signature, Vector, add_chan
 from fairfleet.common.wire import report_out
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.aggregation import Aggregation, ServerState, Taken
+from fairfleet.server.conflict_map import MOST_CLIENTS, ConflictMap
 from fairfleet.server.diagnostics import Diagnostics
 from fairfleet.server.downlink import Change, Downlink
 from fairfleet.server.durable_history import Past
@@ -39,7 +40,6 @@ Updates = Mapping[str, tuple[StoredUpdate, Model]]
 DEFAULT_HISTORY = HistorySettings()
 NO_CHANGE = Change(None, None)
 DOWNLINK = "downlink"  # among the vectors that are kept with a model
-CONFLICT_MAP_CLIENTS = 100  # in larger rounds the record leaves out the cosines between clients: they grow squared
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Committed:
     remembered: tuple[StoredUpdate, ...] = ()  # stand for their clients in the history
     forgotten: tuple[PastRow, ...] = ()  # rows whose files go once this is committed
     change: Change = NO_CHANGE  # from the version before
+    conflict_map: ConflictMap | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class Committer:
         self._first_losses = store.first_losses()
         before = store.update_counts(publication.version)
         self._participations = {client: count for client, (count, _) in before.items()}
+        self.conflict_map: ConflictMap | None = None  # of the newest round
         self._spare = Model.empty(model.signature)  # the next model is made in it; the two take turns
         self._aggregation: Aggregation | None = None
         self._expected: frozenset[str] = frozenset()
@@ -252,7 +254,18 @@ class Committer:
         forgotten = tuple(self._past.unneeded()) if self._past else ()
         stored = StoredModel(version, publication.digest, file, numbers, vectors_file)
         told = json.dumps(record["diagnostics"])
-        return Committed(stored, model, publication, taken.state, record, told, remembered, forgotten, change)
+        return Committed(
+            stored,
+            model,
+            publication,
+            taken.state,
+            record,
+            told,
+            remembered,
+            forgotten,
+            change,
+            taken.diagnostics.conflict_map,
+        )
 
     def adopt(self, committed: Committed, updates: Updates) -> None:
         """The model was committed: it is the newest now."""
@@ -262,6 +275,7 @@ class Committer:
         self._spare, self.model, self.publication = self.model, committed.model, committed.publication
         self._state, self._aggregation, self._expected = committed.state, None, frozenset()
         self.downlink.adopt(committed.change)
+        self.conflict_map = committed.conflict_map
         if self._past:
             self._past.settle()
 
@@ -327,7 +341,7 @@ def load_state(stored: StoredModel, recipe: Recipe, vectors: dict[str, Any]) -> 
 
 def record_of(round: int, digest: bytes, updates: Updates, diagnostics: Diagnostics) -> dict[str, Any]:
     told = diagnostics.model_dump(mode="json")
-    if len(updates) > CONFLICT_MAP_CLIENTS:
+    if len(updates) > MOST_CLIENTS:
         told["client_cosines"] = []
     return {
         "round": round,

@@ -9,15 +9,17 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
+from typing import Any
 
 from fairfleet.common.errors import Revoked, short
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
 from fairfleet.server.committing import Proposal
+from fairfleet.server.conflict_map import ConflictMap
 from fairfleet.server.downlink import Downlink
 from fairfleet.server.publication import Publication
-from fairfleet.server.reception import Reception, Traffic
+from fairfleet.server.reception import Reception
 from fairfleet.server.roster import POLL_SECONDS, Assignment
 from fairfleet.server.round_loop import RoundLoop
 from fairfleet.server.rounds import Phase, Round
@@ -25,6 +27,7 @@ from fairfleet.server.rules.base import PastRow
 from fairfleet.server.sessions import Member, Session, Sessions
 from fairfleet.server.settings import ServerSettings
 from fairfleet.server.store import Store
+from fairfleet.server.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +103,16 @@ class Coordinator:
         return self._loop.committer.downlink
 
     @property
+    def conflict_map(self) -> ConflictMap | None:
+        """Of the newest committed round, unless it was too large or of an earlier run of the server."""
+        return self._loop.committer.conflict_map
+
+    @property
+    def newest_record(self) -> dict[str, Any]:
+        """Of the newest round that this run of the server committed."""
+        return self._loop.newest_record
+
+    @property
     def uptime_seconds(self) -> float:
         return self._now() - self._started
 
@@ -122,7 +135,9 @@ class Coordinator:
         session = self.sessions.join(member, self._now())
         self._intake.close(member.client)
         self._roster.wake(member.client)  # a poll of the session that was just superseded learns of it
-        log.info("client %s joined (%s, %d samples)", member.client, short(member.device), member.train_samples)
+        about = {"client": member.client, "round": self._loop.round.number}
+        words = member.client, short(member.device), member.train_samples
+        log.info("client %s joined (%s, %d samples)", *words, extra=about)
         joined = pb.ClientJoined(client=member.client, device=member.device, train_samples=member.train_samples)
         joined.connected = len(self.sessions)
         self._loop.emit(client_joined=joined)
@@ -189,7 +204,8 @@ class Coordinator:
         """The client cannot do the task: the round goes on without it."""
         client = self.session(id).client
         if self._roster.holds(client, task):
-            log.warning("client %s cannot do %s: %s", client, task, short(why, 300))
+            about = {"client": client, "round": self._loop.round.number}
+            log.warning("client %s cannot do %s: %s", client, task, short(why, 300), extra=about)
             await self._lost(client)
 
     async def leave(self, id: str, reason: str) -> None:
@@ -249,7 +265,8 @@ class Coordinator:
         self.sessions.remove(session)
         self._intake.drop_late(session.client, self._loop.round.number)
         self._roster.wake(session.client)
-        log.info("client %s is gone: %s", session.client, short(reason))
+        about = {"client": session.client, "round": self._loop.round.number}
+        log.info("client %s is gone: %s", session.client, short(reason), extra=about)
         self._loop.emit(client_gone=pb.ClientGone(client=session.client, reason=reason, connected=len(self.sessions)))
 
     async def _sweep(self) -> None:

@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from fairfleet.server.conflict_map import CONFLICT, ConflictMap
 from fairfleet.server.gram import Gram
 from fairfleet.server.rules.base import Cohort, Step, Vector
-
-CONFLICT = -1e-9  # a cosine: below it, an update and the direction disagree beyond rounding
 
 
 class Diagnostics(BaseModel):
     """One round's record of its step. Layered rules have a coefficient per layer."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
     rule: str
     status: str  # "ok", or the fallback that was taken
     coefficients: dict[str, float | list[float]]
@@ -32,6 +31,7 @@ class Diagnostics(BaseModel):
     layer_conflicts: list[list[str]]  # the same inside each layer
     client_cosines: list[list[float]]  # between the updates, in the order of the ids
     notes: dict[str, Any]
+    conflict_map: ConflictMap | None = Field(default=None, exclude=True, repr=False)  # None: of too many clients
 
 
 def diagnose(rule: str, cohort: Cohort, step: Step) -> Diagnostics:
@@ -54,9 +54,17 @@ def diagnose(rule: str, cohort: Cohort, step: Step) -> Diagnostics:
         cosines=named(clients, whole) if linear else {},
         conflicts=names(clients, whole < CONFLICT),
         layer_conflicts=[names(clients, line < CONFLICT) for line in inside],
-        client_cosines=cosine(gram.whole, np.outer(gram.norms, gram.norms))[: len(clients), : len(clients)].tolist(),
+        client_cosines=_between(gram, len(clients)),
         notes={key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in step.notes.items()},
+        conflict_map=ConflictMap.of(cohort.round, clients, gram.layers, inside, whole),
     )
+
+
+def _between(gram: Gram, clients: int) -> list[list[float]]:
+    """To four digits: there are many of them, every round's record has them, and nobody computes with them."""
+    found = cosine(gram.whole, np.outer(gram.norms, gram.norms))[:clients, :clients].round(4)
+    cosines: list[list[float]] = found.tolist()
+    return cosines
 
 
 def expand(coefficients: Vector, gram: Gram) -> Vector:

@@ -159,10 +159,11 @@ class FleetService:
                 f"{'the change to ' * request.change}version {request.version} is not published; the newest is "
                 f"{newest.version}. Ask for the next task."
             )
+        codec = self._coordinator.downlink.codec if request.change else "raw32"
         with self._coordinator.transferring(client):
             for message in publication.messages_from(request.offset_bytes):
                 yield message
-                self._coordinator.traffic.sent_bytes += len(message)
+                self._coordinator.traffic.gave(codec, len(message))
 
     def _kept_changes(self) -> tuple[Publication, ...]:
         """Those that lead to committed versions, and the step that is being tried."""
@@ -184,6 +185,8 @@ class FleetService:
             opened = await coordinator.uploads.open(announced, request.model_digest)
         if isinstance(opened, Receipt):
             coordinator.traffic.outcomes["repeated" if opened.counted else "late"] += 1
+        else:
+            coordinator.traffic.resumed += opened.offset_bytes > 0
         return opened
 
     async def SendUpload(self, stream: AsyncIterator[bytes], context: Context) -> pb.SendUploadResponse:  # noqa: N802

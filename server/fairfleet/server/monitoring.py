@@ -1,4 +1,5 @@
-"""Lets others watch the server over HTTP: /metrics for Prometheus, /healthz and /readyz for orchestrators.
+"""Lets others watch the server over HTTP: a page for people, /metrics for Prometheus, /healthz and /readyz for
+orchestrators.
 
 It only looks on: whatever goes wrong here is logged, and the federation goes on without being measured.
 """
@@ -6,44 +7,45 @@ It only looks on: whatever goes wrong here is logged, and the federation goes on
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Set
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from fairfleet.common.errors import LimitReached
 from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.committing import record_out
 from fairfleet.server.coordinator import Coordinator
-from fairfleet.server.http_endpoint import Page
-from fairfleet.server.metrics import Direction, Metrics, Served
-from fairfleet.server.rounds import Phase, Round
+from fairfleet.server.dashboard import Dashboard
+from fairfleet.server.event_files import FederationFiles
+from fairfleet.server.event_log import write_down
+from fairfleet.server.http_endpoint import Answer, Page, Request
+from fairfleet.server.measures import StepTaken
+from fairfleet.server.metrics import Metrics
+from fairfleet.server.recalling import Recalled, newest_served, recall
 from fairfleet.server.store import Store
 
 log = logging.getLogger(__name__)
 
 
-class Recalled(NamedTuple):
-    seen: Set[str]
-    served: Served | None
-    direction: Direction | None
-    measured: float | None
-
-
 class Monitoring:
     def __init__(self, coordinator: Coordinator, store: Store) -> None:
         self.metrics = Metrics(coordinator, CollectorRegistry())
+        self.dashboard = Dashboard(coordinator, store)
         self._coordinator = coordinator
         self._store = store
+        folder = coordinator.settings.tensorboard
+        self._files = FederationFiles(folder) if folder else None
         self._events = coordinator.broadcast.watch()  # from here on nothing is missed
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """The coordinator has started; what earlier runs of the server saw is taken up from the records."""
         try:
-            self._show(await asyncio.to_thread(self._recall, self._coordinator.round))
+            self._show(await asyncio.to_thread(recall, self._store, self._coordinator.round))
         except Exception:
             log.exception("cannot measure what earlier runs of the server recorded")
         self._watching = asyncio.create_task(self._watch())
@@ -52,25 +54,30 @@ class Monitoring:
         if self._watching:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
+        if self._files:
+            self._files.close()
 
     # ---- pages ---------------------------------------------------------------------------------
 
-    async def page(self, path: str, accept: str) -> Page:
-        match path:
+    async def answer(self, request: Request) -> Answer:
+        if asset := self.dashboard.assets.get(request.path):
+            return asset
+        match request.path:
             case "/healthz" if self._coordinator.failed.done():
                 return Page(HTTPStatus.SERVICE_UNAVAILABLE, b"failed; see the log\n")
             case "/healthz":
                 return Page(HTTPStatus.OK, b"healthy\n")
             case "/readyz" if self._coordinator.stopping:
                 return Page(HTTPStatus.SERVICE_UNAVAILABLE, b"stopping\n")
-            case "/readyz" | "/metrics" if self._watching is None:
+            case _ if self._watching is None:
                 return Page(HTTPStatus.SERVICE_UNAVAILABLE, b"starting\n")
             case "/readyz":
                 return Page(HTTPStatus.OK, b"ready\n")
             case "/metrics":
-                encode, content_type = choose_encoder(accept)
+                encode, content_type = choose_encoder(request.headers.get("accept", ""))
                 return Page(HTTPStatus.OK, encode(self.metrics.registry), content_type)
-        return Page(HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n")
+        found = await self.dashboard.answer(request)
+        return found or Page(HTTPStatus.NOT_FOUND, b"there are /, /metrics, /healthz and /readyz\n")
 
     # ---- watching ------------------------------------------------------------------------------
 
@@ -85,28 +92,59 @@ class Monitoring:
 
     async def _take(self, event: pb.Event) -> None:
         try:
+            write_down(event)
             self.metrics.observe(event)
+            self.dashboard.picture.observe(event)
+            if event.HasField("round_committed"):
+                record = event.round_committed.record
+                step = StepTaken.of(self._diagnostics(record))
+                self.metrics.committed(record, step)
+                self.dashboard.picture.committed(record, step)
+                if self._files:
+                    await asyncio.to_thread(self._files.committed, record, step)
             if event.HasField("evaluation_finished"):
-                self.metrics.served = await asyncio.to_thread(self._served, event.round)
+                await self._evaluated(event)
         except Exception:
             log.exception("cannot measure event %d", event.sequence)
 
-    def _recall(self, round: Round) -> Recalled:
-        """From the database, in a thread."""
-        finished = round.number - 1 if round.phase is Phase.EVALUATING else round.number
-        seen = self._store.update_counts(round.number).keys() | self._store.newest_evaluations().keys()
-        newest = self._store.records(round.number - 2, round.number - 1)
-        measured = [record["measured"]["improved"] for record in newest if record["measured"]]
-        direction = Direction.of(newest[-1]["diagnostics"], newest[-1].get("promised")) if newest else None
-        return Recalled(seen, self._served(finished), direction, measured[-1] if measured else None)
+    def _diagnostics(self, record: pb.RoundRecord) -> dict[str, Any]:
+        """As they were made; what watchers elsewhere get is read only if a newer round has come meanwhile."""
+        newest = self._coordinator.newest_record
+        found: dict[str, Any] = (
+            newest["diagnostics"] if newest.get("round") == record.round else json.loads(record.diagnostics_json)
+        )
+        return found
+
+    async def _evaluated(self, event: pb.Event) -> None:
+        served = await asyncio.to_thread(newest_served, self._store, event.round)
+        self.metrics.served = served
+        if served and served.version == event.round:
+            self.dashboard.picture.evaluated(served, event.unix_seconds)
+            if self._files:
+                await asyncio.to_thread(self._files.evaluated, served, event.unix_seconds)
 
     def _show(self, recalled: Recalled) -> None:
-        self.metrics.seen |= recalled.seen
-        self.metrics.served, self.metrics.direction = recalled.served, recalled.direction
-        self.metrics.measured = recalled.measured
-
-    def _served(self, last: int) -> Served | None:
-        """By the newest version up to `last` that clients evaluated, compared with the one evaluated before it."""
-        versions = self._store.evaluated_versions(last, 2)
-        evaluations = [self._store.evaluations_of(version) for version in versions]
-        return Served.of(versions[0], evaluations[0], evaluations[1] if versions[1:] else {}) if versions else None
+        metrics, picture = self.metrics, self.dashboard.picture
+        for client in recalled.updates.keys() | recalled.heard.keys() | recalled.revoked:
+            metrics.seen.add(client)
+            count, newest = recalled.updates.get(client, (0, None))
+            asked, when = recalled.asked.get(client, (0, -1))
+            state = "revoked" if client in recalled.revoked else "gone"
+            picture.set(
+                client,
+                state=state,
+                updates=count,
+                last_round=newest,
+                asked=asked,
+                asked_round=when,
+                seen_unix=recalled.heard.get(client),
+            )
+        for served, unix in zip(recalled.served, recalled.evaluated_unix, strict=True):
+            metrics.served = served
+            picture.evaluated(served, unix)
+        for record in recalled.records:
+            step, told = StepTaken.of(record["diagnostics"]), record_out(record, "")
+            metrics.recall(told, step)
+            picture.committed(told, step, live=False)
+        measured = [record["measured"]["improved"] for record in recalled.records if record["measured"]]
+        metrics.measured = measured[-1] if measured else None

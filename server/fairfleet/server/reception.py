@@ -7,9 +7,8 @@ written share the next one.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairfleet.common import wire
@@ -17,9 +16,11 @@ from fairfleet.common.errors import Refused, TryLater, WrongState
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
 from fairfleet.server.descent_records import Reported, late_report_write
+from fairfleet.server.intake import raw_bytes
 from fairfleet.server.round_loop import RoundLoop
 from fairfleet.server.rounds import Phase, Round
 from fairfleet.server.store import StoredUpdate, Write
+from fairfleet.server.traffic import Traffic
 from fairfleet.server.uploads import Announced, Upload, check_announced
 
 GATHER_SECONDS = 0.05  # rows that arrive within so little are multiplied together, which is cheaper than one by one
@@ -44,20 +45,12 @@ class Arrival:
     counted: asyncio.Future[bool]
 
 
-@dataclass
-class Traffic:
-    """Since the start."""
-
-    received_bytes: int = 0
-    sent_bytes: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)  # of updates: late, repeated, refused
-
-
 class Reception:
     def __init__(self, loop: RoundLoop) -> None:
         self.traffic = Traffic()
         self._loop = loop
         self._store, self._intake, self._threads = loop.store, loop.intake, loop.threads
+        self._raw_bytes = raw_bytes(loop.store.signature())
         self._arrivals: list[Arrival] = []
         self._late_lock = asyncio.Lock()  # one late update after the other: a client may send the same one twice
         self._gathering: asyncio.TimerHandle | None = None
@@ -129,18 +122,19 @@ class Reception:
         return self._intake.by_token(token)
 
     async def take_chunks(self, upload: Upload, token: bytes, messages: list[bytes]) -> None:
-        self.traffic.received_bytes += sum(len(message) for message in messages)
+        self.traffic.took(upload.announced.codec, sum(len(message) for message in messages))
         await self._threads.in_worker(upload.take, token, messages)
 
     async def complete(self, upload: Upload, token: bytes, rest: list[bytes]) -> Receipt:
         """Makes an upload that is whole with these messages count, once; the receipt only when it is durable."""
-        self.traffic.received_bytes += sum(len(message) for message in rest)
+        self.traffic.took(upload.announced.codec, sum(len(message) for message in rest))
         try:
             await self._threads.in_worker(upload.finish, token, rest)
         except Refused:
             if upload.spoiled:
                 self._intake.drop(upload)
             raise
+        self.traffic.completed(upload.announced.codec, upload.announced.size_bytes, self._raw_bytes)
         late = upload.announced.round < self._loop.round.number
         return await self._loop.tasks.whole(self._arrive_late(upload) if late else self._arrive(upload))
 

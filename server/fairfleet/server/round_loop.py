@@ -23,6 +23,7 @@ from fairfleet.server.aftermath import Aftermath, Measured
 from fairfleet.server.broadcast import Broadcast
 from fairfleet.server.committing import Committed, Committer, Proposal, record_out
 from fairfleet.server.descent_records import trial_write, trials_of
+from fairfleet.server.evaluating import unanswered
 from fairfleet.server.intake import Intake
 from fairfleet.server.roster import Roster
 from fairfleet.server.rounds import Phase, Round
@@ -59,6 +60,7 @@ class RoundLoop:
         self.round = Round(0)
         self.stopping = False  # the server, not the federation: nothing new is begun
         self.rows_evicted = 0  # from the history, since the start
+        self.newest_record: dict[str, Any] = {}  # of the newest round that this run of the server committed
         self.all_told = asyncio.Event()  # that the federation is finished: nobody is connected any more
         self.verifying: Verifying | None = None  # the step that is being tried
         self._settings, self._recipe = settings, recipe
@@ -180,6 +182,8 @@ class RoundLoop:
                 facts.append((round, event, after))
             todo += [(action, after) for action in actions]
             round = after
+        silent = unanswered(facts, self.sessions)
+        writes = [*writes, *(self.store.evaluation_write(v, client, None, why) for v, client, why in silent)]
         only_in_memory = not self.intake.durable and all(isinstance(e, rounds.UpdateStored) for _, e, _ in facts)
         if writes or not only_in_memory:
             await self.threads.in_database(self.store.record, facts, round, *writes)
@@ -236,7 +240,7 @@ class RoundLoop:
                 self.emit(aggregation_started=pb.AggregationStarted(updates=len(clients)))
                 self.tasks.spawn(self._aggregate(clients))
             case rounds.Finish(reason):
-                log.info("federation finished at version %d: %s", round.number, reason)
+                log.info("federation finished at version %d: %s", round.number, reason, extra={"round": round.number})
                 self.roster.release_all()
                 self.check_all_told()
                 self.emit(federation_finished=pb.FederationFinished(reason=reason))
@@ -255,7 +259,8 @@ class RoundLoop:
                 return  # while this waited for the lock, the round went on or got another deadline
             verifying = self.round.phase is Phase.VERIFYING
             if late := self.round.asked if verifying else self.round.asked | self.round.lost:
-                log.warning("round %d: the deadline passed without %s", number, short(", ".join(sorted(late)), 200))
+                names = short(", ".join(sorted(late)), 200)
+                log.warning("round %d: the deadline passed without %s", number, names, extra={"round": number})
             await self.apply(event)
 
     async def _aggregate(self, clients: frozenset[str]) -> None:
@@ -280,7 +285,8 @@ class RoundLoop:
         assert self.verifying is not None
         verifying, updates = self.verifying, {client: self.intake.whole[client] for client in sorted(self.intake.whole)}
         verdict = verifying.verdict(updates, self._settings.trying.terms())
-        log.info("round %d: %s (%s)", self.round.number, verdict.outcome, verdict.reason)
+        about = {"round": self.round.number}
+        log.info("round %d: %s (%s)", self.round.number, verdict.outcome, verdict.reason, extra=about)
         committed = await self.threads.in_aggregator(
             self.committer.take, verifying.proposal, verdict.halvings, updates, self.threads.workers
         )
@@ -316,6 +322,7 @@ class RoundLoop:
             self.committer.adopt(committed, self.intake.whole)
             self.intake.clear(committed.stored.version, self.committer.wants_late)
             self.rows_evicted += record["history_evicted"]
+            self.newest_record = record
 
         news: list[dict[str, Any]] = []
         if told.measured:

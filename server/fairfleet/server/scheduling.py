@@ -76,7 +76,7 @@ class Scheduler:
         if len(sessions) < self._wanted.minimum_clients:
             return None
         if round.phase is Phase.EVALUATING and not round.asked:
-            return rounds.ClientsChosen(frozenset(s.client for s in sessions if s.member.test_samples))
+            return rounds.ClientsChosen(self._evaluators(round, sessions))
         if round.phase is not Phase.WAITING or round.paused:
             return None
         busy = round.asked | round.received
@@ -118,6 +118,10 @@ class Scheduler:
         self._durations[client, round_number] = seconds
         if len(self._durations) > deadlines.REMEMBERED:
             del self._durations[next(iter(self._durations))]
+
+    def _evaluators(self, round: Round, sessions: Sequence[Session]) -> frozenset[str]:
+        able = [self._candidate(session) for session in sessions if session.member.test_samples]
+        return selection.uniform(able, self._wanted.evaluation_clients or len(able), (self._seed, round.number))
 
     def _candidate(self, session: Session) -> Candidate:
         member = session.member

@@ -111,7 +111,7 @@ async def _monitored(
     """Answers over HTTP from the first moment to the last, also while the coordinator starts and stops."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series per counter, which nothing here reads
     monitoring = Monitoring(coordinator, store)
-    endpoint = HttpEndpoint(settings.http.host, settings.http_port, monitoring.page)
+    endpoint = HttpEndpoint(settings.http.host, settings.http_port, monitoring.answer)
     endpoint.start()
     try:
         yield monitoring, endpoint.url

@@ -55,6 +55,7 @@ class RoundSettings(Part):
         default=None, description="end when too few clients were connected for so long; default: wait for ever"
     )
     evaluate_every: NonNegativeInt = Field(default=10, description="rounds; the last is evaluated too; 0: never")
+    evaluation_clients: NonNegativeInt = Field(default=0, description="asked per evaluation, by lot; 0 asks all")
     evaluation_deadline_seconds: PositiveFloat = 120.0
 
 
@@ -136,9 +137,13 @@ def known_codec(name: str) -> str:
 
 
 class Http(Part):
-    host: str = Field(default="127.0.0.1", min_length=1, description="address to serve /metrics, /healthz, /readyz on")
+    host: str = Field(default="127.0.0.1", min_length=1, description="address of the page, /metrics, /healthz, /readyz")
     port: int | None = Field(
         default=None, ge=0, le=65535, description="0 takes a free one, as does the default if `listen` does; else 8441"
+    )
+    client_series: NonNegativeInt = Field(
+        default=100,
+        description="series per client in /metrics, as long as no more clients than this are known; 0: never",
     )
 
 
@@ -181,6 +186,7 @@ class ServerSettings(Settings):
     keep_models: PositiveInt = Field(default=5, description="newest versions kept on the disk")
     lease_seconds: PositiveFloat = Field(default=30.0, description="a client silent for so long counts as gone")
     limits: Limits = Limits()
+    tensorboard: Path | None = Field(default=None, description="folder for TensorBoard event files; default: none")
     exit_when_finished: bool = Field(default=False, description="end when the last client has heard of it")
 
     @field_validator("codec")

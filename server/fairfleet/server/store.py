@@ -29,9 +29,9 @@ from fairfleet.common.tensors import Model, Signature
 from fairfleet.server import descent_records, faults
 from fairfleet.server.database import FILE, Database
 from fairfleet.server.durable import make_folder, write_durably
-from fairfleet.server.journal import event_to_json, round_from_json, round_to_json
+from fairfleet.server.journal import event_from_json, event_to_json, round_from_json, round_to_json
 from fairfleet.server.migrations import MIGRATIONS
-from fairfleet.server.rounds import Event, Round
+from fairfleet.server.rounds import ClientsChosen, Event, Round
 from fairfleet.server.rules.base import PastRow
 from fairfleet.server.schema import (
     SCHEMA_VERSION,
@@ -357,6 +357,28 @@ class Store:
         with self._reading() as connection:
             return {client: (count, newest) for client, count, newest in connection.execute(query)}
 
+    def times_asked(self) -> dict[str, tuple[int, int]]:
+        """Per client: how often it was asked to train, and in which round last."""
+        query = sa.select(journal.c.round, journal.c.event).where(journal.c.event.like('%"ClientsChosen"%'))
+        asked: dict[str, tuple[int, int]] = {}
+        with self._reading() as connection:
+            for number, text in connection.execute(query.order_by(journal.c.sequence)):
+                event = event_from_json(text)
+                if isinstance(event, ClientsChosen) and event.wanted:  # an evaluation wants no number of updates
+                    for client in event.clients:
+                        asked[client] = (asked.get(client, (0, 0))[0] + 1, number)
+        return asked
+
+    def last_heard(self) -> dict[str, float]:
+        """Per client: when its newest update or evaluation was recorded."""
+        heard: dict[str, float] = {}
+        with self._reading() as connection:
+            for table in (updates, evaluations):
+                query = sa.select(table.c.client, sa.func.max(table.c.unix_seconds)).group_by(table.c.client)
+                for client, unix in connection.execute(query):
+                    heard[client] = max(unix, heard.get(client, 0.0))
+        return heard
+
     # ---- models --------------------------------------------------------------------------------
 
     def write_model(self, version: int, model: Model) -> str:
@@ -468,6 +490,20 @@ class Store:
         with self._reading() as connection:
             return {client: Evaluation.model_validate_json(text) for client, text in connection.execute(query)}
 
+    def evaluated_unix(self, version: int) -> float:
+        """When the last word on this version came in."""
+        query = sa.select(sa.func.max(evaluations.c.unix_seconds)).where(evaluations.c.version == version)
+        with self._reading() as connection:
+            return float(connection.scalar(query) or 0.0)
+
+    def evaluation_failures(self, version: int) -> dict[str, str]:
+        """Who gave no result for this version, and why."""
+        query = sa.select(evaluations.c.client, evaluations.c.failure).where(
+            evaluations.c.version == version, evaluations.c.evaluation.is_(None)
+        )
+        with self._reading() as connection:
+            return {row.client: row.failure for row in connection.execute(query)}
+
     def accuracies(self) -> dict[int, dict[str, float]]:
         """Of every version that was evaluated, by version and client."""
         query = sa.select(evaluations.c.version, evaluations.c.client, evaluations.c.evaluation)
@@ -480,11 +516,12 @@ class Store:
         return dict(found)
 
     def evaluated_versions(self, last: int, count: int) -> list[int]:
-        """The newest versions, up to `last`, that some client has evaluated; newest first."""
+        """The newest versions, up to `last`, that some client has evaluated; newest first. A count of -1: all."""
         query = sa.select(evaluations.c.version).where(
             evaluations.c.version <= last, evaluations.c.evaluation.is_not(None)
         )
-        query = query.distinct().order_by(evaluations.c.version.desc()).limit(count)
+        query = query.distinct().order_by(evaluations.c.version.desc())
+        query = query if count < 0 else query.limit(count)
         with self._reading() as connection:
             return list(connection.scalars(query))
 

@@ -1,0 +1,43 @@
+"""TensorBoard's event files, for those who have it open anyway. Needs the extra `tensorboard`, which is small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairfleet.common.errors import UsageError
+
+
+class EventFiles:
+    """One folder of them: a run, in TensorBoard's words."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                "TensorBoard files need tensorboardX, which is not installed: pip install 'fairfleet[tensorboard]'"
+            ) from error
+        try:
+            self._writer: Any = SummaryWriter(str(folder))
+        except OSError as error:
+            raise UsageError(f"cannot write to {folder}: {error.strerror}. Give another folder.") from error
+
+    def scalars(self, step: int, values: Mapping[str, float | None], unix_seconds: float | None = None) -> None:
+        """What is not known, or no number, is left out."""
+        for name, value in values.items():
+            if value is not None and math.isfinite(value):
+                self._writer.add_scalar(name, value, step, unix_seconds)
+
+    def distribution(self, step: int, name: str, values: list[float], unix_seconds: float | None = None) -> None:
+        self._writer.add_histogram(name, np.asarray(values), step, walltime=unix_seconds)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

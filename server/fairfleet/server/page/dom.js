@@ -1,0 +1,33 @@
+// Elements without markup in strings: whatever a client calls itself stays text.
+const SVG = "http://www.w3.org/2000/svg";
+
+export const $ = (id) => document.getElementById(id);
+
+function made(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== false && value != null) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child != null));
+  return element;
+}
+
+export const h = (tag, attributes, ...children) => made(document.createElement(tag), attributes, children);
+export const s = (tag, attributes, ...children) => made(document.createElementNS(SVG, tag), attributes, children);
+
+export function text(id, value) {
+  const element = $(id);
+  if (element.textContent !== value) element.textContent = value;
+}
+
+/** Shows lines of [name, value] beside the pointer; null hides them. */
+export function tip(event, title, lines) {
+  const box = $("tip");
+  box.hidden = title == null;
+  if (box.hidden) return;
+  box.replaceChildren(h("b", null, title), ...lines.map(([name, value]) => h("div", null, h("span", null, name), h("span", null, value))));
+  const { offsetWidth: width, offsetHeight: height } = box;
+  const left = event.clientX + 16 + width > innerWidth ? event.clientX - width - 12 : event.clientX + 16;
+  box.style.left = `${Math.max(4, left)}px`;
+  box.style.top = `${Math.max(4, Math.min(event.clientY - height / 2, innerHeight - height - 4))}px`;
+}

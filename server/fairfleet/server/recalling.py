@@ -1,0 +1,62 @@
+"""What earlier runs of the server recorded, read again so that a restart leaves no gap in what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairfleet.server.measures import REMEMBERED_ROUNDS, Evaluations, Served
+from fairfleet.server.rounds import Phase, Round
+from fairfleet.server.store import Store
+
+EVALUATIONS = 200  # of a longer federation, so many evenly spread ones are recalled
+
+
+@dataclass(frozen=True)
+class Recalled:
+    served: tuple[Served, ...] = ()  # oldest first
+    evaluated_unix: tuple[float, ...] = ()  # when, of each
+    records: tuple[dict[str, Any], ...] = ()  # of the newest rounds
+    updates: dict[str, tuple[int, int]] = field(default_factory=dict)  # by client: how many, and the newest round
+    asked: dict[str, tuple[int, int]] = field(default_factory=dict)  # by client: how often, and when last
+    heard: dict[str, float] = field(default_factory=dict)  # by client: when last
+    revoked: frozenset[str] = frozenset()
+
+
+def recall(store: Store, round: Round) -> Recalled:
+    """From the database, in a thread."""
+    finished = round.number - 1 if round.phase is Phase.EVALUATING else round.number
+    versions = _spread(store.evaluated_versions(finished, -1)[::-1])
+    return Recalled(
+        served=tuple(_one_after_another(store, versions)),
+        evaluated_unix=tuple(store.evaluated_unix(version) for version in versions),
+        records=tuple(store.records(round.number - REMEMBERED_ROUNDS, round.number - 1)),
+        updates=store.update_counts(round.number),
+        asked=store.times_asked(),
+        heard=store.last_heard(),
+        revoked=frozenset(store.revoked()),
+    )
+
+
+def newest_served(store: Store, last: int) -> Served | None:
+    """By the newest version up to `last` that clients evaluated, compared with the one evaluated before it."""
+    found = list(_one_after_another(store, store.evaluated_versions(last, 2)[::-1]))
+    return found[-1] if found else None
+
+
+def _one_after_another(store: Store, versions: list[int]) -> Iterator[Served]:
+    """Each compared with the one before it."""
+    before: Evaluations = {}
+    for version in versions:
+        now = store.evaluations_of(version)
+        yield Served.of(version, now, before, store.evaluation_failures(version))
+        before = now
+
+
+def _spread(versions: list[int]) -> list[int]:
+    """At most so many, the newest two among them: they are compared with each other."""
+    if len(versions) <= EVALUATIONS:
+        return versions
+    step = len(versions) / (EVALUATIONS - 2)
+    return sorted({versions[int(place * step)] for place in range(EVALUATIONS - 2)} | set(versions[-2:]))

@@ -1,0 +1,70 @@
+"""What a server and a simulation write for TensorBoard and for log collectors, read back."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairfleet.common.fairness import Fairness
+from tests.e2e.fleet import Fleet
+from tests.e2e.test_metrics import start_uneven_clients
+
+proto = pytest.importorskip("tensorboardX.proto.event_pb2")
+
+
+def events(folder: Path) -> Iterator[Any]:
+    """TensorBoard's own framing: length, its checksum, the record, its checksum."""
+    for file in sorted(folder.rglob("events.out.tfevents.*")):
+        data, at = file.read_bytes(), 0
+        while at < len(data):
+            (length,) = struct.unpack_from("<Q", data, at)
+            yield proto.Event.FromString(data[at + 12 : at + 12 + length])
+            at += 16 + length
+
+
+def scalars(folder: Path) -> dict[tuple[str, int], float]:
+    return {
+        (value.tag, event.step): value.simple_value
+        for event in events(folder)
+        for value in event.summary.value
+        if value.HasField("simple_value")
+    }
+
+
+def test_a_servers_event_files_have_the_values_of_the_store_and_its_log_the_rounds(fleet: Fleet) -> None:
+    fleet.init()
+    folder = fleet.folder / "board"
+    fleet.environment["FAIRFLEET_LOG_FORMAT"] = "json"
+    fleet.start_server(rounds=4, round__minimum_clients=3, round__evaluate_every=2, tensorboard=folder)
+    start_uneven_clients(fleet)
+    fleet.wait_clients()
+    assert fleet.stop_server() == 0
+    found = scalars(folder)
+    rows = fleet.query("select evaluation from evaluations where version = 4")
+    accuracy = Fairness.of([json.loads(text)["accuracy"] for (text,) in rows])
+    assert found["accuracy/mean", 4] == pytest.approx(accuracy.mean)
+    assert found["accuracy/worst_10", 4] == pytest.approx(accuracy.worst_10)
+    assert found["step/direction_norm", 3] == pytest.approx(fleet.records()[3]["diagnostics"]["direction_norm"])
+    assert {step for tag, step in found if tag == "round/updates"} == {0, 1, 2, 3}
+    lines = [json.loads(line) for line in fleet.log("server.log").splitlines()]
+    committed = [line["attributes"] for line in lines if line["attributes"].get("fairfleet.event") == "round_committed"]
+    assert [line["fairfleet.round"] for line in committed] == [0, 1, 2, 3]
+    joined = {line["attributes"]["fairfleet.client"] for line in lines if " joined " in line["body"]}
+    assert joined == {"ann", "bob", "cyd"}
+
+
+def test_a_simulations_event_files_have_its_learning_curve(fleet: Fleet) -> None:
+    pytest.importorskip("torch")
+    folder = fleet.folder / "board"
+    done = fleet.run("simulate", "--rounds", "2", "--set", "evaluate_every=1", "--tensorboard", str(folder), "--json")
+    assert done.returncode == 0, done.stderr
+    points = json.loads(done.stdout)["points"]
+    found = scalars(folder)
+    assert {step: value for (tag, step), value in found.items() if tag == "accuracy/mean"} == {
+        point["round"]: pytest.approx(point["mean"]) for point in points
+    }

@@ -1,0 +1,209 @@
+"""The server's own page in a real browser, against a live federation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from fairfleet.common.fairness import Fairness
+from fairfleet.lab.crowd import Crowd
+from tests.e2e.browser import CHROMIUM, Browser, Page, started_browser
+from tests.e2e.device import Device
+from tests.e2e.fleet import Fleet, free_port, until
+from tests.e2e.scraping import get
+from tests.e2e.test_metrics import start_uneven_clients
+
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM, reason="Debian's package chromium is not installed: scripts/install-test-packages"
+)
+
+
+MINUS = "\N{MINUS SIGN}"
+NOT_KNOWN = "\N{EN DASH}"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with started_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a server answers whose federation is finished."""
+    fleet, port = Fleet(tmp_path_factory.mktemp("finished")), free_port()
+    try:
+        fleet.init()
+        fleet.start_server(http__port=port, rounds=4, round__minimum_clients=3, round__evaluate_every=2)
+        start_uneven_clients(fleet)
+        fleet.wait_clients()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        fleet.end()
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def newest_evaluations(fleet: Fleet) -> dict[str, dict[str, float]]:
+    rows = fleet.query(
+        "select client, evaluation from evaluations where version = (select max(version) from evaluations)"
+    )
+    return {client: json.loads(text) for client, text in rows}
+
+
+def cell(page: Page, client: str, column: str) -> str:
+    return page.text(f'[data-client="{client}"] [data-column="{column}"]')
+
+
+def test_the_numbers_on_the_page_equal_those_of_the_store_without_a_reload(
+    browser: Browser, fleet: Fleet, port: int
+) -> None:
+    fleet.init()
+    fleet.start_server(http__port=port, rounds=6, round__minimum_clients=3, round__evaluate_every=2, rule__name="fedfv")
+    with browser.page(f"http://127.0.0.1:{port}/") as page:
+        page.wait("#empty >> text=Waiting for clients")
+        assert "3 more" in page.text("#empty-text")
+        assert f":{fleet.port}" in page.text("#empty")
+        start_uneven_clients(fleet)
+        fleet.wait_clients()
+        page.wait("body[data-phase=finished] #tile-mean >> text=version 6")
+        stored, record = newest_evaluations(fleet), fleet.records()[-1]
+        accuracy = Fairness.of([found["accuracy"] for found in stored.values()])
+        assert page.text("#tile-mean .value") == percent(accuracy.mean)
+        assert page.text("#tile-worst .value") == percent(accuracy.worst_10)
+        assert page.text("#tile-gap .value") == percent(accuracy.mean - accuracy.worst_10)
+        assert page.text("#tile-angle .value") == f"{accuracy.angle_degrees:.1f}°"
+        conflicts = len(record["diagnostics"]["conflicts"])
+        assert page.text("#tile-conflicts .value") == f"{conflicts} / {len(record['contributions'])}"
+        for contribution in record["contributions"]:
+            client = contribution["client"]
+            assert cell(page, client, "accuracy") == percent(stored[client]["accuracy"])
+            assert cell(page, client, "loss") == written(stored[client]["loss"])
+            assert cell(page, client, "coefficient") == written(contribution["weight"])
+            assert cell(page, client, "cosine") == written(record["diagnostics"]["cosines"][client])
+            assert cell(page, client, "updates") == "6 / 6"
+        rows = page.tab.locator("[data-client]").evaluate_all("rows => rows.map(row => row.dataset.client)")
+        assert rows == sorted(stored, key=lambda client: stored[client]["accuracy"])
+        page.wait("#conflicts-lead >> text=Round 5")
+        told = json.loads(get(f"http://127.0.0.1:{port}/api/conflicts")[1])
+        expected = record["diagnostics"]["client_cosines"]
+        assert told["cosines"] == [pytest.approx(line, abs=1e-3) for line in expected]
+        assert page.count("#map canvas") == 1
+        assert "all rounds are done" in page.text("#banner")
+        assert page.errors == []
+        assert {request.split("/")[2] for request in page.requests} == {f"127.0.0.1:{port}"}
+
+
+def written(value: float) -> str:
+    """As the page writes a plain number."""
+    size = abs(value)
+    if size and (size < 0.001 or size >= 1e6):
+        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+").replace("-", MINUS)
+    return f"{value:.{0 if size >= 100 else 1 if size >= 10 else 3}f}".replace("-", MINUS)
+
+
+def test_a_lost_connection_is_told_of_and_mended_and_a_restart_leaves_no_gap(
+    browser: Browser, fleet: Fleet, port: int
+) -> None:
+    fleet.init()
+    settings = {"http__port": port, "rounds": 10_000, "round__evaluate_every": 2, "lease_seconds": 30}
+    fleet.start_server(**settings)
+    for name in ("ann", "bob"):
+        fleet.start_client(name, step_seconds=0.05)
+    with browser.page(f"http://127.0.0.1:{port}/") as page:
+        page.wait("#tile-mean svg")
+        fleet.kill_server()
+        page.wait("body[data-link=lost]")
+        assert "No connection" in page.text("#banner")
+        before = page.text("#tile-mean .value")
+        assert before != NOT_KNOWN, "what was known stays on the screen"
+        fleet.start_server(**settings)
+        page.wait("body[data-link=live]")
+        version = fleet.version()
+        until(lambda: f"round {version}" not in page.text("#about"), "the page to go on")
+        first = page.ask("async () => (await (await fetch('/api/state')).json()).evaluations[0].version")
+        assert first == 2, "evaluations of the run before are shown too"
+
+
+def test_the_page_loads_before_anything_is_known_and_says_so(browser: Browser, finished: str) -> None:
+    with browser.page("about:blank") as page:
+        page.tab.route("**/api/live", lambda route: None)  # never answered
+        page.open(finished)
+        page.wait("body[data-link=loading] .tile")
+        assert page.text("#phase-text") == "connecting"
+        assert page.ask("() => getComputedStyle(document.querySelector('#hero-chart')).animationName") == "shimmer"
+
+
+def test_it_is_dark_where_the_system_is_and_the_choice_is_remembered(browser: Browser, finished: str) -> None:
+    background = "() => getComputedStyle(document.body).backgroundColor"
+    with browser.page(finished, scheme="dark") as page:
+        dark = page.ask(background)
+        page.tab.locator("#theme").click()
+        light = page.ask(background)
+        page.tab.reload()
+        assert page.ask(background) == light != dark
+
+
+def test_a_phone_shows_it_all_without_scrolling_sideways(browser: Browser, finished: str) -> None:
+    with browser.page(finished, width=390, height=844) as page:
+        page.wait("#hero-chart path.line")
+        assert page.ask("() => document.documentElement.scrollWidth") <= 390
+        for card in ("#tiles", "#hero", "#now", "#conflicts", "#spread", "#clients", "#events"):
+            assert page.tab.locator(card).is_visible()
+
+
+def test_a_layer_can_be_chosen_and_one_that_is_not_there_is_refused(browser: Browser, finished: str) -> None:
+    with browser.page(finished) as page:
+        page.wait("#layer option:nth-child(3)")
+        page.tab.locator("#layer").select_option("1")
+        page.wait("#conflicts-lead >> text=in bias")
+    assert get(f"{finished}/api/conflicts?layer=7")[0] == 404
+
+
+def test_what_a_client_calls_its_device_is_text_and_nothing_else(browser: Browser, fleet: Fleet, port: int) -> None:
+    fleet.init()
+    fleet.start_server(http__port=port, rounds=1, round__minimum_clients=1)
+    device = Device(fleet.address, "made-by-hand")
+    device.join(device="<img src=x onerror=alert(1)>")
+    device.train_task()
+    chunks, encoded = device.encode()
+    device.send(device.open(encoded).upload, chunks)
+    with browser.page(f"http://127.0.0.1:{port}/") as page:
+        page.wait('[data-client="made-by-hand"]')
+        assert page.count("main img") == 0
+        assert page.errors == []
+    device.channel.close()
+
+
+@pytest.mark.slow
+def test_a_thousand_clients_are_a_few_rows_at_a_time_and_can_be_searched(
+    browser: Browser, fleet: Fleet, port: int
+) -> None:
+    fleet.init(10)
+    settings = {"round__minimum_clients": 1000, "round__clients": 20, "round__evaluate_every": 1}
+    fleet.start_server(http__port=port, rounds=2, lease_seconds=60, **settings)
+    with Crowd(fleet.address, 1000), browser.page(f"http://127.0.0.1:{port}/") as page:
+        page.wait("body[data-phase=finished] #tile-mean >> text=version 2")
+        assert page.text("#clients-count") == "1,000 clients"
+        stored = newest_evaluations(fleet)
+        assert len(stored) == 1000
+        assert page.text("#tile-worst .value") == percent(
+            Fairness.of([e["accuracy"] for e in stored.values()]).worst_10
+        )
+        assert 10 < page.count("[data-client]") < 60
+        page.tab.locator("#table-scroll").evaluate("view => { view.scrollTop = view.scrollHeight; }")
+        best = max(stored, key=lambda client: (stored[client]["accuracy"], client))
+        page.wait(f'[data-client="{best}"]')
+        page.tab.locator("#search").fill("0777")
+        page.wait("#clients-count >> text=1 of 1,000 clients")
+        assert cell(page, "client-0777", "accuracy") == percent(stored["client-0777"]["accuracy"])
+        assert page.errors == []

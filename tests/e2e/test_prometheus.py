@@ -1,0 +1,102 @@
+"""A real Prometheus with the configuration that is shipped: it scrapes, records, alerts, and feeds the dashboard."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.fleet import Fleet, free_port, until
+from tests.e2e.scraping import Prometheus, get, series
+from tests.e2e.test_metrics import expected_fairness, start_uneven_clients
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+CONFIG = DEPLOY / "prometheus" / "prometheus.yml"
+DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "fairfleet.json").read_text())
+
+pytestmark = pytest.mark.skipif(
+    not shutil.which("prometheus") or not shutil.which("promtool"),
+    reason="Debian's package prometheus is not installed: scripts/install-test-packages",
+)
+
+
+def promtool(*words: str, text: str | None = None) -> str:
+    done = subprocess.run(
+        ["promtool", *words], cwd=CONFIG.parent, input=text, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def shipped_rules(kind: str) -> list[dict[str, Any]]:
+    files = [yaml.safe_load((CONFIG.parent / name).read_text()) for name in ("recording.yml", "alerts.yml")]
+    return [rule for file in files for group in file["groups"] for rule in group["rules"] if kind in rule]
+
+
+@pytest.fixture
+def port(fleet: Fleet) -> int:
+    """Of a server whose uneven clients have yet to come."""
+    port = free_port()
+    fleet.init()
+    settings = {"round__minimum_clients": 3, "round__evaluate_every": 2, "rule__name": "fedfv", "rule__tau": 5}
+    fleet.start_server(http__port=port, rounds=10, **settings)
+    return port
+
+
+@pytest.fixture
+def prometheus(fleet: Fleet, port: int) -> Iterator[Prometheus]:
+    """It has seen the whole federation, from before its first round to after its last."""
+    with Prometheus(CONFIG, port, fleet.folder) as prometheus:
+        until(lambda: prometheus.query("fairfleet_phase") != {}, "the first scrape")
+        start_uneven_clients(fleet)
+        fleet.wait_clients()
+        until(lambda: list(prometheus.query("fairfleet_evaluation_version").values()) == [10.0], "the last evaluation")
+        yield prometheus
+
+
+def test_it_has_the_values_of_the_store_and_an_answer_to_every_query_of_the_dashboard(
+    fleet: Fleet, port: int, prometheus: Prometheus
+) -> None:
+    found = prometheus.query('{__name__=~"fairfleet_(accuracy|loss|improved|evaluation).*"}')
+    assert found == expected_fairness(fleet)
+    assert prometheus.query("up") == {series("up"): 1.0}
+    assert list(prometheus.query('fairfleet_updates_total{outcome="counted"}').values()) == [30.0]
+    panels = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+    for panel in panels:
+        for target in panel["targets"]:
+            until(lambda query=target["expr"]: prometheus.query(query), f"an answer to {target['expr']}")
+    for rule in shipped_rules("record"):
+        until(lambda name=rule["record"]: prometheus.query(name), f"the recorded {rule['record']}")
+    promtool("check", "metrics", text=get(f"http://127.0.0.1:{port}/metrics")[1])
+
+
+def test_prometheus_loads_every_alert_that_is_shipped(prometheus: Prometheus) -> None:
+    groups = json.loads(get(f"{prometheus.url}/api/v1/rules?type=alert")[1])["data"]["groups"]
+    loaded = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+    assert set(loaded) == {rule["alert"] for rule in shipped_rules("alert")}
+    assert "err" not in loaded.values()
+
+
+def test_every_alert_fires_when_it_should_and_only_then() -> None:
+    promtool("check", "config", "prometheus.yml")
+    promtool("test", "rules", "alerts_test.yml")
+    tested = (CONFIG.parent / "alerts_test.yml").read_text()
+    for rule in shipped_rules("alert"):
+        fires = rf"alertname: {rule['alert']}\n\s+exp_alerts:"
+        assert re.search(fires, tested), f"nothing makes {rule['alert']} fire"
+
+
+def test_rules_and_dashboard_ask_only_for_metrics_that_the_documentation_has() -> None:
+    text = (DEPLOY.parent / "docs" / "metrics.md").read_text()
+    known = set(re.findall(r"`(fairfleet_\w+)`", text)) | {rule["record"] for rule in shipped_rules("record")}
+    asked = [rule["expr"] for kind in ("record", "alert") for rule in shipped_rules(kind)]
+    asked += [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    names = {name for query in asked for name in re.findall(r"fairfleet[_:][\w:]+", query)}
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in names} <= known

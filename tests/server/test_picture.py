@@ -1,0 +1,136 @@
+"""What the page is told: changes since any revision add up to the whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairfleet.common.reports import Evaluation
+from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.evaluating import NO_TEST_DATA, SILENT
+from fairfleet.server.measures import Conflicts, Served, StepTaken
+from fairfleet.server.picture import Picture
+
+CLIENTS = ("ann", "bob", "cyd")
+
+
+def event(round: int = 0, **kind: Any) -> pb.Event:
+    return pb.Event(sequence=1, unix_seconds=5.0, round=round, **kind)
+
+
+def step(*conflicts: str) -> StepTaken:
+    coefficients = {client: 1 / len(CLIENTS) for client in CLIENTS}
+    return StepTaken.of(
+        {
+            "coefficients": coefficients,
+            "conflicts": list(conflicts),
+            "layer_conflicts": [list(conflicts), []],
+            "direction_norm": 1.0,
+            "history_coefficients": {},
+            "status": "ok",
+            "cosines": {client: -0.5 if client in conflicts else 0.5 for client in CLIENTS},
+        }
+    )
+
+
+def record(round: int, *, dropped: tuple[str, ...] = ()) -> pb.RoundRecord:
+    contributions = [pb.ClientContribution(client=client) for client in CLIENTS if client not in dropped]
+    return pb.RoundRecord(round=round, contributions=contributions, dropped=dropped)
+
+
+def served(version: int, **accuracies: float | None) -> Served:
+    now = {client: Evaluation(samples=1, loss=1.0, accuracy=a) for client, a in accuracies.items() if a is not None}
+    failures = {client: SILENT for client, accuracy in accuracies.items() if accuracy is None}
+    return Served.of(version, now, {}, failures)
+
+
+def merged(whole: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """As the page does it."""
+    clients = {row["client"]: row for row in whole["clients"]} | {
+        row["client"]: dict(row) for row in changes["clients"]
+    }
+    lists = {name: whole[name] + changes[name] for name in ("rounds", "evaluations", "events")}
+    return {"revision": changes["revision"], "clients": list(clients.values()), **lists}
+
+
+HAPPENINGS = st.sampled_from(
+    [
+        lambda picture, k: picture.observe(event(k, client_joined=pb.ClientJoined(client=CLIENTS[k % 3]))),
+        lambda picture, k: picture.observe(event(k, client_gone=pb.ClientGone(client=CLIENTS[k % 3], reason="left"))),
+        lambda picture, k: picture.observe(event(k, round_started=pb.RoundStarted(clients=CLIENTS))),
+        lambda picture, k: picture.committed(record(k), step(CLIENTS[k % 3])),
+        lambda picture, k: picture.evaluated(served(k, ann=0.1 * (k % 9), bob=None), 7.0),
+    ]
+)
+
+
+@given(happenings=st.lists(HAPPENINGS, max_size=30), seen=st.integers(0, 29))
+def test_the_whole_of_then_and_the_changes_since_are_the_whole_of_now(happenings: list[Any], seen: int) -> None:
+    picture = Picture()
+    then = json.loads(json.dumps(picture.since(0)))
+    for k, happen in enumerate(happenings):
+        happen(picture, k)
+        if k == seen:
+            then = json.loads(json.dumps(picture.since(0)))
+    now = merged(then, picture.since(then["revision"]))
+    order = sorted(now["clients"], key=lambda row: row["client"])
+    expected = picture.since(0)
+    assert order == sorted(expected["clients"], key=lambda row: row["client"])
+    assert {**now, "clients": []} == {**expected, "clients": []}
+
+
+def row(picture: Picture, client: str) -> dict[str, Any]:
+    return next(found for found in picture.since(0)["clients"] if found["client"] == client)
+
+
+def test_who_is_asked_again_after_a_restart_was_selected_once() -> None:
+    picture = Picture()
+    picture.set("ann", asked=3, asked_round=7)
+    picture.observe(event(7, round_started=pb.RoundStarted(clients=["ann"])))
+    assert row(picture, "ann")["asked"] == 3
+    picture.observe(event(8, round_started=pb.RoundStarted(clients=["ann"])))
+    assert row(picture, "ann")["asked"] == 4
+
+
+def test_who_gave_no_evaluation_keeps_the_last_one_and_says_why() -> None:
+    picture = Picture()
+    picture.evaluated(served(2, ann=0.5, bob=0.9), 1.0)
+    picture.evaluated(served(4, ann=None, bob=0.8), 2.0)
+    assert (row(picture, "ann")["accuracy"], row(picture, "ann")["evaluated"]) == (0.5, 2)
+    assert row(picture, "ann")["failure"] == SILENT
+    assert row(picture, "bob")["failure"] == ""
+
+
+def test_who_was_asked_and_is_dropped_is_lost_until_it_is_heard_of() -> None:
+    picture = Picture()
+    picture.observe(event(0, round_started=pb.RoundStarted(clients=CLIENTS)))
+    picture.committed(record(0, dropped=("cyd",)), step())
+    assert [row(picture, client)["state"] for client in CLIENTS] == ["idle", "idle", "lost"]
+
+
+def test_a_round_that_is_told_twice_counts_once() -> None:
+    picture = Picture()
+    for _ in range(2):
+        picture.committed(record(3), step("bob"))
+    assert len(picture.since(0)["rounds"]) == 1
+    assert (row(picture, "bob")["conflicts"], row(picture, "bob")["streak"]) == (1, 1)
+
+
+def test_a_streak_is_of_a_clients_own_rounds_and_ends_with_one_that_does_not_harm_it() -> None:
+    conflicts = Conflicts(remembered=3)
+    conflicts.add(0, ["ann", "bob"], frozenset({"ann"}))
+    conflicts.add(1, ["bob"], frozenset({"bob"}))  # ann is not asked: her streak goes on
+    conflicts.add(2, ["ann", "bob"], frozenset({"ann"}))
+    assert (conflicts.streaks["ann"], conflicts.streaks["bob"], conflicts.longest_streak) == (2, 0, 2)
+    conflicts.add(3, ["ann"], frozenset())
+    assert conflicts.longest_streak == 0
+    assert conflicts.counts["ann"] == 1, "round 0 is no longer remembered"
+
+
+def test_outcomes_of_an_evaluation_tell_the_reasons_apart() -> None:
+    now = {"ann": Evaluation(samples=1, loss=1.0)}
+    failures = {"bob": SILENT, "cyd": NO_TEST_DATA, "dan": "ValueError: no"}
+    assert Served.of(1, now, {}, failures).outcomes() == {"reported": 1, "failed": 1, "silent": 1, "no_test_data": 1}
