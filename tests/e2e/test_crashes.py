@@ -55,6 +55,41 @@ def test_dying_after_every_durable_write_and_before_every_acknowledgement_loses_
     history_agrees(fleet)
 
 
+VERIFYING_POINTS = {
+    "transaction of a round, now verifying",
+    "transaction of a round, now committing",
+    "what ReportVerification did, before its answer",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", ["update", "round"])
+def test_dying_while_a_step_is_tried_loses_no_answer_and_takes_no_step_twice(fleet: Fleet, durability: str) -> None:
+    settings = {"rule__name": "fedfv", "rule__tau": 2, "lease_seconds": 5, "durability": durability}
+    settings |= {"verification__halvings": 2, "verification__threshold": 1.0, "verification__deadline_seconds": 5}
+    fleet.init()
+    for name, shift in (("a", 1), ("b", 2), ("c", 4)):
+        fleet.start_client(name, shift=shift)
+    died_at: set[str] = set()
+    for die_at in [*range(1, 35), *range(1, 120)]:  # where a number leads depends on how clients come back
+        fleet.start_server(die_at=die_at, rounds=10_000, **settings)
+        assert fleet.server is not None
+        assert fleet.server.wait(60) == -9
+        died_at |= set(re.findall("dying on purpose after: (.*)", fleet.log("server.log")))
+        if died_at >= VERIFYING_POINTS and die_at >= 34:
+            break
+    assert died_at >= VERIFYING_POINTS
+    rounds = fleet.version() + 3
+    fleet.start_server(rounds=rounds, **settings)
+    fleet.wait_for_version(rounds)
+    assert set(fleet.wait_clients().values()) == {0}
+    fleet.prove(rounds)
+    assert {record["verification"]["factor"] for record in fleet.records()} == {1.0}
+    answered = fleet.query("select round, client from trials order by round, client")
+    if durability == "update":  # else other updates may come after a crash, and with them another step to try
+        assert len(answered) == len(set(answered)), "nobody was asked twice for the same step"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["update", "round"])
 def test_kills_of_the_server_at_random_instants_lose_nothing(fleet: Fleet, durability: str) -> None:

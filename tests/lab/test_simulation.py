@@ -189,8 +189,10 @@ def test_a_verified_step_is_halved_until_enough_losses_fall(engine: str) -> None
 
 def test_a_step_that_is_skipped_leaves_model_and_memory_as_they_were() -> None:
     terms = Terms(halvings=0, threshold=1.0, fallback="skip")
-    far = Plan(epochs=1, batch_size=0, learning_rate=1000.0)
-    simulation, told = run(federation("fedadam", plan=far, verification=terms, rounds=2, initial=initial_model(mlp, 3)))
+    made = federation(
+        "fedadam", parameters={"eta": 1000.0}, verification=terms, rounds=2, initial=initial_model(mlp, 3)
+    )
+    simulation, told = run(made)
     assert [one.factor for one in told] == [0.0, 0.0]
     np.testing.assert_array_equal(simulation.model.parameters, initial_model(mlp, 3).parameters)
     assert simulation.state.optimizer is None

@@ -155,9 +155,7 @@ class Recorder:
                 improved=told.improved,
                 conflicts=_mean(map(_conflicts, self._since)),
                 layer_conflicts=_mean(map(_layer_conflicts, self._since)),
-                factor=_mean(one.factor for one in self._since)
-                if any(one.factor != 1 for one in self._since)
-                else None,
+                factor=_mean(one.factor for one in self._since),
             )
         )
         self._since = []

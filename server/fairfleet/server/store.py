@@ -216,7 +216,7 @@ class Store:
                 connection.execute(_ROUND, {"now": round_to_json(now)})
             for write in writes:
                 write(connection)
-        faults.passed("transaction of a round")
+        faults.passed(f"transaction of a round, now {now.phase.value}")
 
     def write(self, *writes: Write) -> None:
         """Facts that belong to no event of a round, all at once."""
