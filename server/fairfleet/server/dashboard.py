@@ -22,7 +22,7 @@ from fairfleet.server.picture import Picture, finite
 from fairfleet.server.rounds import Phase
 from fairfleet.server.store import Store
 
-TICK_SECONDS = 0.5  # changes that come within so little are sent together
+TICK_SECONDS = 1.0  # changes that come within so little are sent together
 ALIVE_SECONDS = 10.0  # without a change: a sign of life
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 SAFE = {
@@ -68,13 +68,17 @@ class Dashboard:
         while not self._coordinator.stopping:
             now = self._status()
             if now != status or self.picture.revision > seen:
-                changes = {**self._since(seen), "status": now}
+                message = self._message(seen, now)
                 seen, status, said = self.picture.revision, now, time.monotonic()
-                yield f"id: {self._boot}-{seen}\ndata: {json.dumps(changes)}\n\n".encode()
+                yield message
             elif time.monotonic() - said > ALIVE_SECONDS:
                 said = time.monotonic()
                 yield b": alive\n\n"
             await asyncio.sleep(TICK_SECONDS)
+
+    def _message(self, seen: int, status: dict[str, Any]) -> bytes:
+        changes = {**self._since(seen), "status": status}
+        return f"id: {self._boot}-{self.picture.revision}\ndata: {json.dumps(changes)}\n\n".encode()
 
     def _since(self, revision: int) -> dict[str, Any]:
         return {"boot": self._boot, "now": time.time(), "whole": revision == 0, **self.picture.since(revision)}
