@@ -10,7 +10,6 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich import box
 from rich.console import Console
-from rich.filesize import decimal
 from rich.table import Table
 
 from fairfleet.client.operator_commands import LOCAL, Json, Server
@@ -19,8 +18,8 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 
 Reason = Annotated[str, typer.Option(help="For the records, and for those who ask why.")]
 STATES = {number: name.removeprefix("CLIENT_STATE_").lower() for name, number in pb.ClientState.items()}
-OF_A_STEP = ("conflicts", "promised", "improved", "step", "fallback")
-OF_A_ROUND = ("clients", "dropped", "less", "tries", "train s", "step s", "received", *OF_A_STEP)
+# What fits on 80 columns; --json has the rest.
+OF_A_ROUND = ("clients", "dropped", "less", "train s", "conflicts", "promised", "improved", "step")
 OF_A_CLIENT = ("state", "device", "samples", "updates", "last", "accuracy", "loss", "version")
 
 
@@ -81,8 +80,8 @@ def rounds(
 ) -> None:
     """The newest rounds: who took part, what it cost, whom the step would harm, and what it did.
 
-    promised: share of the clients whose loss falls to first order; improved: share whose loss fell, by the reports of
-    the next round; step: which part of it was taken, where clients tried it before.
+    promised: share of the clients whose loss falls to first order; improved: share whose loss fell, and of how many, by
+    the reports of the next round; step: which part of it was taken, where clients tried it, and the rule's fallback.
 
     Examples:
 
@@ -132,16 +131,18 @@ def _round_cells(record: pb.RoundRecord) -> list[str]:
         str(len(record.contributions)),
         ", ".join(record.dropped) or "-",
         ", ".join(part.client for part in record.contributions if part.report.cut_by) or "-",
-        str(record.attempts),
         f"{record.training_seconds:.2f}",
-        f"{record.aggregation_seconds:.3f}",
-        decimal(record.bytes_received),
         ", ".join(told["conflicts"]) or "-",
         f"{record.promised:.0%}" if record.HasField("promised") else "-",
-        f"{record.measured.improved:.0%} of {record.measured.clients}" if record.HasField("measured") else "-",
-        f"{record.verification.factor:g}" if record.HasField("verification") else "-",
-        "-" if told["status"] == "ok" else told["status"],
+        f"{record.measured.improved:.0%}/{record.measured.clients}" if record.HasField("measured") else "-",
+        _step(record, told["status"]),
     ]
+
+
+def _step(record: pb.RoundRecord, status: str) -> str:
+    """Which part of it was taken, where clients tried it; and the rule's fallback, if there was one."""
+    parts = [f"{record.verification.factor:g}"] if record.HasField("verification") else []
+    return " ".join(parts + ([] if status == "ok" else [status])) or "-"
 
 
 def _round_json(record: pb.RoundRecord) -> dict[str, object]:
