@@ -34,6 +34,17 @@ def test_a_round_shows_who_trains_and_who_has_delivered() -> None:
     assert round_of(view) == "round 1 of 10"
 
 
+def test_while_a_step_is_tried_it_shows_who_has_yet_to_answer() -> None:
+    begun = event(0, verification_started=pb.VerificationStarted(clients=["a", "b"], halvings=2))
+    view = view_after(start(), *joined(*NAMES), began(0, "a", "b"), begun)
+    assert phase(view) == "trying the step: 2 clients still to answer"
+    view = fold(view, event(0, step_tried=pb.StepTried(client="a", losses=[0.5, 0.6, 0.7])))
+    assert phase(view) == "trying the step: 1 client still to answer"
+    assert (view.clients["a"].doing, view.clients["b"].doing) == (Doing.DELIVERED, Doing.VERIFYING)
+    view = fold(view, event(0, step_tried=pb.StepTried(client="b", failure="out of memory")))
+    assert view.clients["b"].doing is Doing.FAILED
+
+
 def test_a_client_that_goes_in_mid_training_is_lost_and_an_idle_one_is_gone() -> None:
     view = view_after(start(), *joined(*NAMES), began(0, "a", "b"))
     for name in ("a", "c"):

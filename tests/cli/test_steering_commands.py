@@ -45,7 +45,7 @@ def test_an_operator_steers_a_federation_from_the_command_line(running: Fleet) -
     assert rounds[-1]["rule"] == "fedavg"
     found = [json.loads(line) for line in tell(running, "clients", "--json").stdout.splitlines()]
     assert {record["client"]: record["state"] for record in found} == {"a": "idle", "b": "idle", "mallory": "revoked"}
-    for command, shown in (("rounds", "step s"), ("clients", "mallory")):
+    for command, shown in (("rounds", "improved"), ("clients", "mallory")):
         assert shown in tell(running, command).stdout
     assert running.version() == version  # nothing went on while it was paused
     tell(running, "resume")

@@ -67,6 +67,22 @@ def test_a_state_directory_of_version_1_is_migrated_and_its_history_kept(tmp_pat
         store.close()
 
 
+def test_a_state_directory_of_version_2_gets_the_tables_of_measured_steps_as_they_are_today(tmp_path: Path) -> None:
+    tables = ("trials", "measures", "cut_off")
+    store = Store(tmp_path)
+    store.create("test", Model.of({"w": np.zeros(8, np.float32)}), bytes(32))
+    store.close()
+    with sqlite3.connect(tmp_path / "federation.db") as database:
+        today = {table: database.execute(f"PRAGMA table_info({table})").fetchall() for table in tables}
+        for table in tables:
+            database.execute(f"DROP TABLE {table}")
+        database.execute("UPDATE meta SET value = '2' WHERE key = 'schema_version'")
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "federation.db") as database:
+        migrated = {table: database.execute(f"PRAGMA table_info({table})").fetchall() for table in tables}
+    assert migrated == today
+
+
 def test_a_directory_whose_making_was_cut_short_is_made_again(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with sqlite3.connect(tmp_path / "federation.db") as database:

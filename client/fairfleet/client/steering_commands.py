@@ -82,8 +82,8 @@ def rounds(
 ) -> None:
     """The newest rounds: who took part, what it cost, whom the step would harm, and what it did.
 
-    promised: share of the clients whose loss falls to first order; improved: share whose loss fell, by the reports of
-    the next round; step: which part of it was taken, where clients tried it before.
+    promised: share of the clients whose loss falls to first order; improved: share whose loss fell, and of how many, by
+    the reports of the next round; step: which part of it was taken, where clients tried it.
 
     Examples:
 

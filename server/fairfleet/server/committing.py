@@ -18,24 +18,19 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from fairfleet.common.errors import Bug, StateDirError
-from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Model, Section, Signature, Vector, add_change
-from fairfleet.common.wire import report_out
-from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.aggregation import Aggregation, ServerState, Taken
-from fairfleet.server.conflict_map import MOST_CLIENTS, ConflictMap
-from fairfleet.server.diagnostics import Diagnostics
+from fairfleet.server.conflict_map import ConflictMap
 from fairfleet.server.downlink import Change, Downlink
 from fairfleet.server.durable_history import Past
 from fairfleet.server.optimizers import OptimizerState
 from fairfleet.server.publication import Publication
+from fairfleet.server.round_records import Updates, record_of
 from fairfleet.server.rules import Recipe, Report
 from fairfleet.server.rules.base import PastRow, Trials
 from fairfleet.server.settings import HistorySettings
 from fairfleet.server.store import Store, StoredModel, StoredUpdate
 from fairfleet.server.verification import Terms
-
-Updates = Mapping[str, tuple[StoredUpdate, Model]]
 
 DEFAULT_HISTORY = HistorySettings()
 NO_CHANGE = Change(None, None)
@@ -334,57 +329,3 @@ def load_state(stored: StoredModel, recipe: Recipe, vectors: dict[str, Any]) -> 
     wanted = recipe.optimizer.initial(0)
     same = (before.vectors.keys(), before.numbers.keys()) == (wanted.vectors.keys(), wanted.numbers.keys())
     return ServerState(rule, before if same else None)
-
-
-# ---- the round's record --------------------------------------------------------------------------
-
-
-def record_of(round: int, digest: bytes, updates: Updates, diagnostics: Diagnostics) -> dict[str, Any]:
-    told = diagnostics.model_dump(mode="json")
-    if len(updates) > MOST_CLIENTS:
-        told["client_cosines"] = []
-    return {
-        "round": round,
-        "digest": digest.hex(),
-        "contributions": [
-            {"client": client, "weight": weight(diagnostics, client), "report": update.report.model_dump()}
-            for client, (update, _) in updates.items()
-        ],
-        "bytes_received": sum(update.size_bytes for update, _ in updates.values()),
-        "promised": promised(diagnostics),
-        "diagnostics": told,
-        "unix_seconds": time.time(),
-    }
-
-
-def promised(diagnostics: Diagnostics) -> float | None:
-    """The share of clients whose loss falls to first order, should the model move a little along the rule's direction.
-
-    Whether it fell is another question: a step has a length, and an optimizer may turn it.
-    """
-    slopes = list(diagnostics.predicted_decrease.values())
-    return sum(slope > 0 for slope in slopes) / len(slopes) if slopes else None
-
-
-def weight(diagnostics: Diagnostics, client: str) -> float:
-    """The client's coefficient; the mean over the layers where each has its own; 0 where a rule has none."""
-    return float(np.mean(diagnostics.coefficients.get(client, 0.0)))
-
-
-def record_out(record: dict[str, Any], diagnostics_json: str | None = None) -> pb.RoundRecord:
-    """As it is sent; `diagnostics_json` where they have been written out before."""
-    elsewhere = ("digest", "contributions", "diagnostics", "history_evicted", "measured", "verification", "cut_off")
-    plain = {key: value for key, value in record.items() if key not in elsewhere}
-    contributions = [
-        pb.ClientContribution(client=c["client"], weight=c["weight"], report=report_out(TrainReport(**c["report"])))
-        for c in record["contributions"]
-    ]
-    return pb.RoundRecord(
-        digest=bytes.fromhex(record["digest"]),
-        contributions=contributions,
-        diagnostics_json=json.dumps(record["diagnostics"]) if diagnostics_json is None else diagnostics_json,
-        measured=pb.Measured(**record["measured"]) if record.get("measured") else None,
-        verification=pb.Verification(**record["verification"]) if record.get("verification") else None,
-        cut_off=[pb.CutOff(**one) for one in record.get("cut_off", ())],
-        **plain,
-    )

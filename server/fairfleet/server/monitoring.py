@@ -17,7 +17,6 @@ from prometheus_client.exposition import choose_encoder
 
 from fairfleet.common.errors import LimitReached
 from fairfleet.proto.v1 import operator_pb2 as pb
-from fairfleet.server.committing import record_out
 from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.dashboard import Dashboard
 from fairfleet.server.event_files import FederationFiles
@@ -26,6 +25,7 @@ from fairfleet.server.http_endpoint import Answer, Page, Request
 from fairfleet.server.measures import StepTaken
 from fairfleet.server.metrics import Metrics
 from fairfleet.server.recalling import Recalled, newest_served, recall
+from fairfleet.server.round_records import record_out
 from fairfleet.server.store import Store
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from fairfleet.common.codecs import CHUNK_BYTES
 from fairfleet.common.errors import BadRequest, NotKept
 from fairfleet.common.tensors import Section
 from fairfleet.proto.v1 import operator_pb2 as pb
-from fairfleet.server.committing import record_out
 from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.handlers import Context
+from fairfleet.server.round_records import record_out
 from fairfleet.server.store import Store
 
 PAGE = 100  # records read from the database at a time

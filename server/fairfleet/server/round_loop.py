@@ -21,11 +21,12 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
 from fairfleet.server.aftermath import Aftermath, Measured
 from fairfleet.server.broadcast import Broadcast
-from fairfleet.server.committing import Committed, Committer, Proposal, record_out
+from fairfleet.server.committing import Committed, Committer, Proposal
 from fairfleet.server.descent_records import trial_write, trials_of
 from fairfleet.server.evaluating import unanswered
 from fairfleet.server.intake import Intake
 from fairfleet.server.roster import Roster
+from fairfleet.server.round_records import record_out
 from fairfleet.server.rounds import Phase, Round
 from fairfleet.server.rules import Recipe
 from fairfleet.server.scheduling import Scheduler

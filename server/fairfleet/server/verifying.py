@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fairfleet.common.errors import BadRequest
-from fairfleet.server.committing import Proposal, Updates
+from fairfleet.server.committing import Proposal
+from fairfleet.server.round_records import Updates
 from fairfleet.server.sessions import Sessions
 from fairfleet.server.verification import Terms, Verdict, decide
 

@@ -68,6 +68,7 @@ function phaseWords(status) {
     case "waiting": return status.missing ? `waiting for ${plural(status.missing, "more client")}` : "waiting";
     case "training": return `training · ${status.received} of ${status.received + status.asked} in`;
     case "aggregating": return `aggregating ${plural(status.received, "update")}`;
+    case "verifying": return `trying the step · ${status.asked} to answer`;
     case "evaluating": return `evaluating · ${status.asked} to answer`;
     default: return status.phase;
   }

@@ -1,0 +1,60 @@
+"""What steps did to losses, as a real federation tells it, without asking anyone for more than updates."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.e2e.fleet import Fleet, free_port, until
+from tests.e2e.scraping import scrape, series
+
+
+def told(fleet: Fleet) -> list[dict[str, Any]]:
+    done = fleet.run("rounds", "--json", "--server", fleet.address)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("stride", "other", "promised", "improved"),
+    [
+        (0.5, 1.5, 1.0, 1.0),
+        (3.0, 1.5, 1.0, 0.0),  # every slope promises a fall, and every loss rises: the step is too long
+        (0.5, -5.0, 0.5, 0.5),
+    ],
+)
+def test_what_was_promised_and_what_was_measured_are_told_apart(
+    fleet: Fleet, stride: float, other: float, promised: float, improved: float
+) -> None:
+    port = free_port()
+    fleet.init(task="quadratic")
+    fleet.start_server(rounds=2, http__port=port)
+    for name, target in (("a", 1.0), ("b", other)):
+        fleet.start_client(name, task="quadratic", target=target, stride=stride)
+    fleet.wait_for_version(2)
+    assert set(fleet.wait_clients().values()) == {0}
+    first, last = told(fleet)
+    assert (first["promised"], first["measured"]) == (promised, {"improved": improved, "clients": 2})
+    assert (last["measured"], last["verification"]) == (None, None)  # nobody has reported since
+    assert scrape(port)[series("fairfleet_step_improved_clients_ratio")] == improved
+    table = fleet.run("rounds", "--server", fleet.address).stdout
+    assert f"{improved:.0%}/2" in table
+    assert "…" not in table, "it must fit on 80 columns"
+
+
+def test_whoever_a_deadline_cut_off_is_followed_until_its_next_report(fleet: Fleet) -> None:
+    fleet.init()
+    patience = {"round__deadline_seconds": 2, "round__quorum": 0.6, "round__minimum_clients": 3, "lease_seconds": 60}
+    fleet.start_server(rounds=10_000, **patience)
+    for name, trouble in (("a", "none"), ("b", "none"), ("slow", "hang")):
+        fleet.start_client(name, trouble=trouble)
+    fleet.wait_for_version(1)
+    assert told(fleet)[0]["cut_off"] == [{"client": "slow"}]  # nothing was known of its loss
+    fleet.kill_client("slow")
+    fleet.start_client("slow")
+    until(lambda: fleet.query("select 1 from cut_off where loss_after is not null"), "its next report")
+    found = told(fleet)
+    back = next(record["round"] for record in found if "slow" in record["clients"])
+    assert found[0]["cut_off"] == [{"client": "slow", "loss_after": 1.0, "round_after": back}]
