@@ -16,6 +16,7 @@ from fairfleet.proto.v1 import model_pb2
 
 PROTOCOL_VERSION = 1
 UPLOAD_METADATA = "fairfleet-upload-bin"
+ERROR_METADATA = "fairfleet-error"  # goes with every error that is the server's own word, and with no other
 
 _SOLVERS = {"sgd": pb.SOLVER_SGD, "adam": pb.SOLVER_ADAM}
 

@@ -187,7 +187,8 @@ class Coordinator:
         joined = pb.ClientJoined(client=member.client, device=member.device, train_samples=member.train_samples)
         joined.connected = len(self.sessions)
         self._emit(client_joined=joined)
-        await self._record()
+        if self._lock.locked() or self._round.phase in (Phase.WAITING, Phase.EVALUATING):
+            await self._record()  # it may be the one that was missing; in other phases nobody is
         return session
 
     def session(self, id: str) -> Session:
@@ -507,7 +508,7 @@ class Coordinator:
             todo += [(action, after) for action in actions]
             round = after
         only_in_memory = not self._intake.durable and all(isinstance(e, rounds.UpdateStored) for _, e, _ in facts)
-        if writes or not only_in_memory:
+        if writes or (facts and not only_in_memory):
             await self._in_database(self._store.record, facts, round, *writes)
         for piece in news:
             self._emit(**piece)
