@@ -174,14 +174,12 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self._words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        """Returns when it says that it serves; an answer to a call could come only after those to the whole fleet."""
+        self.process = subprocess.Popen(self._words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.watched = psutil.Process(self.process.pid)
-        for _ in range(100):
-            with contextlib.suppress(grpc.RpcError):  # of the connection to the server before
-                self.status()
-                return
-            time.sleep(0.1)
-        raise SystemExit("the server did not start")
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline().startswith("serving on"):
+            raise SystemExit("the server did not start")
 
     def kill(self) -> None:
         self.process.kill()
