@@ -206,7 +206,7 @@ class Link:
 def _is_the_servers_word(error: Exception) -> bool:
     """And not that of a connection that broke, or of a proxy."""
     told = error.trailing_metadata() if isinstance(error, grpc.RpcError) else None
-    return any(key == ERROR_METADATA for key, _ in told or ())
+    return any(entry.key == ERROR_METADATA for entry in told or ())
 
 
 def _details(error: Exception) -> str:
