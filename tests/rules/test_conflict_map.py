@@ -53,3 +53,10 @@ def test_every_kind_of_rule_has_a_map(rule: str) -> None:
     found = aggregate(np.zeros(8), ROWS, REPORTS, recipe(rule), layers=LAYERS).diagnostics.conflict_map
     assert found is not None
     assert np.isfinite(found.cosines(1)).all()
+
+
+def test_maps_are_equal_when_every_number_is() -> None:
+    one, same = (aggregate(np.zeros(8), ROWS, REPORTS, recipe("fedavg"), layers=LAYERS).diagnostics for _ in range(2))
+    other = aggregate(np.zeros(8), ROWS, REPORTS, recipe("fedavg"), layers=(4, 4)).diagnostics
+    assert one.conflict_map == same.conflict_map
+    assert one.conflict_map != other.conflict_map

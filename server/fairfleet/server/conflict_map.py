@@ -18,7 +18,7 @@ MOST_NUMBERS = 4_000_000
 Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ConflictMap:
     round: int
     clients: tuple[str, ...]
@@ -42,6 +42,19 @@ class ConflictMap:
         kept = products[:, :count, :count].astype(np.float32)
         told = layer_directions.astype(np.float32), directions.astype(np.float32)
         return cls(round, tuple(clients), kept, *told)
+
+    def __eq__(self, other: object) -> bool:
+        """To the last bit: what one round gave is compared with what another order of arrival gave."""
+        if not isinstance(other, ConflictMap):
+            return NotImplemented
+        arrays = zip(self._arrays(), other._arrays(), strict=True)
+        same = (self.round, self.clients) == (other.round, other.clients)
+        return same and all(np.array_equal(mine, theirs) for mine, theirs in arrays)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _arrays(self) -> tuple[Floats, ...]:
+        return self.products, self.layer_directions, self.directions
 
     def cosines(self, layer: int | None = None) -> NDArray[np.float64]:
         """Between the clients' updates, over the whole model or inside one layer; 0 where an update is zero."""
