@@ -56,7 +56,8 @@ def test_watch_tells_all_that_happened_in_the_order_it_did(watched: Watched) -> 
     assert sorted(kinds[1:3]) == ["client_joined", "client_joined"]
     a_round = ["round_started", "update_received", "update_received", "aggregation_started", "round_committed"]
     look = ["evaluation_started", "evaluation_reported", "evaluation_reported", "evaluation_finished"]
-    assert kinds[3:-1] == [*a_round, *a_round, *look, *a_round, *look, "federation_finished"]
+    measured = [*a_round[:-1], "step_measured", "round_committed"]  # the step before, by the reports of this round
+    assert kinds[3:-1] == [*a_round, *measured, *look, *measured, *look, "federation_finished"]
     assert [event["round"] for event in watched.events if event["kind"] == "round_committed"] == [0, 1, 2]
     sequence = [event["sequence"] for event in watched.events if "sequence" in event]
     assert sequence == list(range(1, len(sequence) + 1))
