@@ -56,6 +56,8 @@ class Metrics(Collector):
         self._verifications = Counter(
             "fairfleet_verifications", "Steps that clients tried, by what came of it", ["outcome"], registry=registry
         )
+        for outcome in ("accepted", "searched", "commit", "smallest", "skip"):
+            self._verifications.labels(outcome)
         self._round_seconds = Histogram(
             "fairfleet_round_duration_seconds", "Training to commit", registry=registry, buckets=SECONDS
         )
@@ -185,9 +187,8 @@ class Metrics(Collector):
         if self.measured is not None:
             about = "Share of clients whose loss fell by the newest step that their reports tell of"
             yield gauge("fairfleet_step_improved_clients_ratio", about, self.measured)
-        if self.verified:
-            about = "Part of the newest step that was taken after clients had tried it; 0: none"
-            yield gauge("fairfleet_step_factor", about, self.verified.factor)
+        about = "Part of the newest step that was taken: 1 unless clients tried it before; 0: none"
+        yield gauge("fairfleet_step_factor", about, self.verified.factor if self.verified else 1.0)
 
     def _moved(self) -> Iterator[Metric]:
         traffic = self._coordinator.traffic
