@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -32,10 +34,11 @@ import grpc.aio
 import numpy as np
 import psutil
 
+from fairfleet.client.link import CALL_SECONDS, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
 from fairfleet.common.keepalive import CLIENT_OPTIONS
 from fairfleet.common.stream import encode, model_pieces
 from fairfleet.common.tensors import Model
-from fairfleet.common.wire import PROTOCOL_VERSION, UPLOAD_METADATA, signature_in
+from fairfleet.common.wire import ERROR_METADATA, PROTOCOL_VERSION, UPLOAD_METADATA, signature_in
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import operator_pb2 as op
 from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
@@ -43,6 +46,12 @@ from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
 
 OWN_CONNECTION = [*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 REPORT = pb.TrainReport(samples=10, loss_before=1.0, loss_after=0.5, steps=1, learning_rate=0.1)
+REPEATED = {  # by the real client, too
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+}
 PROCESSES = 2
 PARAMETERS = 1000
 
@@ -57,28 +66,34 @@ class LightClient:
         self._stub = FleetStub(self._channel)
         self._instance = secrets.token_hex(4)
         self._session = ""
+        self._lost = False  # the server was out of reach
         self.failed = ""
 
     async def run(self) -> None:
-        """As the real client does: whatever may be repeated is repeated, with a jittered pause."""
-        pause = 0.2
+        """As the real client does: whatever may be repeated is repeated, after a jittered pause."""
+        pause = FIRST_PAUSE_SECONDS
         while not self.failed:
             try:
                 await self._turn()
-                pause = 0.2
+                pause = FIRST_PAUSE_SECONDS
             except grpc.RpcError as error:
-                code = error.code()
-                if code is grpc.StatusCode.UNAUTHENTICATED:
-                    self._session = ""
-                elif code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN):
-                    self.failed = f"{code.name}: {error.details()}"
+                self._note(error)
                 await asyncio.sleep(random.uniform(0.05, pause))
-                pause = min(2 * pause, 2.0)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _note(self, error: Any) -> None:
+        code, told = error.code(), error.trailing_metadata() or ()
+        lost = code is grpc.StatusCode.UNAVAILABLE and not any(key == ERROR_METADATA for key, _ in told)
+        self._lost = self._lost or lost
+        if lost or code is grpc.StatusCode.UNAUTHENTICATED:
+            self._session = ""
+        elif code not in REPEATED:
+            self.failed = f"{code.name}: {error.details()}"
 
     async def _turn(self) -> None:
         if not self._session:
-            joined = await self._timed(self._stub.Join, self._join(), 15)
-            self._session = joined.session
+            joined = await (self._rejoin() if self._lost else self._timed(self._stub.Join, self._join(), CALL_SECONDS))
+            self._session, self._lost = joined.session, False
             self._signature = signature_in(joined.signature)
         response = await self._stub.NextTask(pb.NextTaskRequest(session=self._session), timeout=45)
         if response.HasField("train"):
@@ -96,7 +111,7 @@ class LightClient:
             size_bytes=encoded.size_bytes, digest=encoded.digest, report=REPORT,
         )  # fmt: skip
         try:
-            opened = await self._timed(self._stub.OpenUpload, request, 15)
+            opened = await self._timed(self._stub.OpenUpload, request, CALL_SECONDS)
             if not opened.HasField("receipt"):
                 began = time.perf_counter()
                 send: Any = self._channel.stream_unary("/fairfleet.v1.Fleet/SendUpload", None, None)
@@ -105,6 +120,10 @@ class LightClient:
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # the round went on: ask again
                 raise
+
+    async def _rejoin(self) -> pb.JoinResponse:
+        answer: pb.JoinResponse = await self._stub.Join(self._join(), timeout=CALL_SECONDS, wait_for_ready=True)
+        return answer
 
     async def _timed(self, call: Any, request: Any, patience: float) -> Any:
         began = time.perf_counter()
@@ -125,6 +144,7 @@ def crew(first: int, count: int, address: str, enough: Any, results: Any) -> Non
 
 async def _crew(first: int, count: int, address: str, enough: Any, results: Any) -> None:
     """Runs its clients until told otherwise; then says how long answers took and who failed."""
+    gc.disable()  # it would look at thousands of clients again and again, on the cores that the server needs
     seconds: list[float] = []
     clients = [LightClient(f"client-{first + k:05d}", address, seconds) for k in range(count)]
     running = []
@@ -154,14 +174,16 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self._words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        """Returns when it says that it serves; an answer to a call could come only after those to the whole fleet."""
+        self.process = subprocess.Popen(self._words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.watched = psutil.Process(self.process.pid)
-        for _ in range(100):
-            with contextlib.suppress(grpc.RpcError):  # of the connection to the server before
-                self.status()
-                return
-            time.sleep(0.1)
-        raise SystemExit("the server did not start")
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline().startswith("serving on"):
+            raise SystemExit("the server did not start")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
 
     def status(self) -> op.StatusResponse:
         answer: op.StatusResponse = self.operator.Status(op.StatusRequest(), timeout=60, wait_for_ready=True)
@@ -187,69 +209,99 @@ class Server:
         raise SystemExit(f"only {self.status().connected} of {joined} clients joined within {seconds:g} s")
 
 
+class Crews:
+    """The fleet: its clients, in a few processes."""
+
+    def __init__(self, joined: int, address: str) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._enough, self._results = spawn.Event(), spawn.Queue()
+        firsts = [joined * k // PROCESSES for k in range(PROCESSES + 1)]
+        self._processes = [
+            spawn.Process(target=crew, args=(first, end - first, address, self._enough, self._results))
+            for first, end in itertools.pairwise(firsts)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def cpu_seconds(self) -> float:
+        return float(sum(sum(psutil.Process(process.pid).cpu_times()[:2]) for process in self._processes))
+
+    def dismiss(self) -> tuple[list[float], list[str]]:
+        """Ends them; how long answers took, and who failed with what."""
+        self._enough.set()
+        told = [self._results.get(timeout=60) for _ in self._processes]
+        return sorted(second for part, _ in told for second in part), [one for _, some in told for one in some]
+
+    def end(self) -> None:
+        self._enough.set()
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+
 def measure(joined: int, training: int, seconds: float) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    spawn = multiprocessing.get_context("spawn")
-    enough, results = spawn.Event(), spawn.Queue()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
         folder, port = Path(name), free_port()
         Model.of({"weight": np.zeros(PARAMETERS, np.float32)}).save(folder / "model.safetensors")
         server = Server(folder, port, joined, training)
+        ends.callback(server.kill)
         empty = server.rss_kib()
-        share = joined // PROCESSES
-        counts = [share] * (PROCESSES - 1) + [joined - share * (PROCESSES - 1)]
-        crews = [
-            spawn.Process(target=crew, args=(sum(counts[:k]), count, f"127.0.0.1:{port}", enough, results))
-            for k, count in enumerate(counts)
-        ]
-        for process in crews:
-            process.start()
-        try:
-            to_join = server.wait_for(joined, 300)
-            grown = server.rss_kib() - empty
-            sockets = server.sockets()
-            version, cpu, began = server.status().version, server.cpu_seconds(), time.perf_counter()
-            time.sleep(seconds)
-            rounds = server.status().version - version
-            busy = (server.cpu_seconds() - cpu) / (time.perf_counter() - began)
-            server.process.kill()
-            server.process.wait(10)
-            began = time.perf_counter()
-            server.start()
-            started = time.perf_counter() - began
-            back = server.wait_for(joined, 120)
-            after = server.status().version
-            time.sleep(5)
-            went_on = server.status().version - after
-            enough.set()
-            told = [results.get(timeout=60) for _ in crews]
-        finally:
-            for process in crews:
-                process.join(10)
-                if process.is_alive():
-                    process.kill()
-            server.process.kill()
-            server.process.wait(10)
-    answers = sorted(second for part, _ in told for second in part)
-    failed = [one for _, some in told for one in some]
+        crews = Crews(joined, f"127.0.0.1:{port}")
+        ends.callback(crews.end)
+        result = {"joined": joined, "training": training} | measure_joining(server, joined, empty)
+        result |= measure_rounds(server, seconds)
+        result |= measure_restart(server, crews, joined)
+        answers, failed = crews.dismiss()
+    return result | {
+        "failed_clients": len(failed),
+        "first_failure": failed[0] if failed else "",
+        "answer_seconds_median": statistics.median(answers),
+        "answer_seconds_p99": answers[int(0.99 * (len(answers) - 1))],
+    }
+
+
+def measure_joining(server: Server, joined: int, empty_kib: float) -> dict[str, Any]:
+    cpu, took = server.cpu_seconds(), server.wait_for(joined, 300)
+    grown, sockets = server.rss_kib() - empty_kib, server.sockets()
     if sockets < joined:
         raise SystemExit(f"{sockets} open sockets for {joined} clients: they shared connections")
     return {
-        "joined": joined,
-        "training": training,
-        "failed_clients": len(failed),
-        "first_failure": failed[0] if failed else "",
         "server_sockets": sockets,
-        "seconds_to_join_all": to_join,
+        "seconds_to_join_all": took,
+        "server_cpu_seconds_to_join_all": server.cpu_seconds() - cpu,
         "kib_per_idle_client": grown / joined,
-        "server_rss_mb": (empty + grown) / 1024,
-        "rounds_per_second": rounds / seconds,
-        "server_cpu_share_of_one_core": busy,
-        "answer_seconds_median": statistics.median(answers),
-        "answer_seconds_p99": answers[int(0.99 * (len(answers) - 1))],
+        "server_rss_mb": (empty_kib + grown) / 1024,
+    }
+
+
+def measure_rounds(server: Server, seconds: float) -> dict[str, Any]:
+    version, cpu, began = server.status().version, server.cpu_seconds(), time.perf_counter()
+    time.sleep(seconds)
+    rounds, took = server.status().version - version, time.perf_counter() - began
+    return {
+        "rounds_per_second": rounds / took,
+        "server_cpu_share_of_one_core": (server.cpu_seconds() - cpu) / took,
+    }
+
+
+def measure_restart(server: Server, crews: Crews, joined: int) -> dict[str, Any]:
+    """Killed, started again, and everybody back. The fleet works on the same cores: its share is said, too."""
+    server.kill()
+    began, busy = time.perf_counter(), crews.cpu_seconds()
+    server.start()
+    started, cpu = time.perf_counter() - began, server.cpu_seconds()
+    back = server.wait_for(joined, 120)
+    busy, cpu = crews.cpu_seconds() - busy, server.cpu_seconds() - cpu
+    version = server.status().version
+    time.sleep(5)
+    return {
         "restart_seconds_to_serve": started,
         "restart_seconds_to_all_back": back,
-        "rounds_in_5_seconds_after_restart": went_on,
+        "restart_server_cpu_seconds": cpu,
+        "restart_fleet_cpu_seconds": busy,
+        "rounds_in_5_seconds_after_restart": server.status().version - version,
     }
 
 

@@ -55,9 +55,9 @@ def test_watch_tells_all_that_happened_in_the_order_it_did(watched: Watched) -> 
     assert kinds[0] == kinds[-1] == "status"
     assert sorted(kinds[1:3]) == ["client_joined", "client_joined"]
     a_round = ["round_started", "update_received", "update_received", "aggregation_started", "round_committed"]
+    later = [*a_round[:-1], "step_measured", a_round[-1]]  # by its reports, what the step before it did
     look = ["evaluation_started", "evaluation_reported", "evaluation_reported", "evaluation_finished"]
-    measured = [*a_round[:-1], "step_measured", "round_committed"]  # the step before, by the reports of this round
-    assert kinds[3:-1] == [*a_round, *measured, *look, *measured, *look, "federation_finished"]
+    assert kinds[3:-1] == [*a_round, *later, *look, *later, *look, "federation_finished"]
     assert [event["round"] for event in watched.events if event["kind"] == "round_committed"] == [0, 1, 2]
     sequence = [event["sequence"] for event in watched.events if "sequence" in event]
     assert sequence == list(range(1, len(sequence) + 1))

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from fairfleet.common.stream import xxh3_128_digest
-from fairfleet.common.wire import signature_out
+from fairfleet.common.wire import ERROR_METADATA, signature_out
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import operator_pb2
 from fairfleet.proto.v1.model_pb2 import SECTION_BUFFERS, Chunk, Signature
@@ -73,6 +73,14 @@ def device(standing: Fleet) -> Iterator[Device]:
 def test_an_unknown_protocol_version(standing: Fleet) -> None:
     with refused(Code.FAILED_PRECONDITION, "speaks protocol version 99", "speaks 1", "Upgrade"):
         Device(standing.address, "future").join(protocol_version=99)
+
+
+def test_every_error_of_the_server_is_marked_as_its_own_word(standing: Fleet) -> None:
+    """By which a client knows a broken connection: then it joins anew instead of asking for its session in vain."""
+    with pytest.raises(grpc.RpcError) as caught:
+        Device(standing.address, "stranger").next_task()
+    error: Any = caught.value
+    assert (ERROR_METADATA, "SessionUnknown") in [(key, value) for key, value in error.trailing_metadata()]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", "..", "x" * 65, "white space", "new\nline"])

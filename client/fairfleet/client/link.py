@@ -6,7 +6,6 @@ a call either answers or fails for good. Safe to use from the training and the h
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 import threading
@@ -18,7 +17,7 @@ import grpc
 from fairfleet.client.telemetry import Telemetry
 from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
 from fairfleet.common.keepalive import CLIENT_OPTIONS
-from fairfleet.common.wire import ANNOUNCED_METADATA, UPLOAD_METADATA
+from fairfleet.common.wire import ANNOUNCED_METADATA, ERROR_METADATA, UPLOAD_METADATA
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
 
@@ -29,7 +28,7 @@ FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 2.0  # a server that comes back finds its whole fleet again within seconds
 CALL_SECONDS = 15.0  # for calls that the server answers at once
 POLL_SECONDS = 45.0  # for NextTask, which it holds for up to 30 s
-FAILURES_BEFORE_NEW_CHANNEL = 5  # a channel can cling to an address that is gone
+FAILURES_BEFORE_NEW_CHANNEL = 3  # a channel can cling to an address that is gone
 SERVER_BUGS_TOLERATED = 8
 
 
@@ -49,7 +48,7 @@ class Link:
     def __init__(self, address: str, join: pb.JoinRequest, telemetry: Telemetry | None = None) -> None:
         self.address = address
         self.telemetry = telemetry or Telemetry()
-        self.joined = pb.JoinResponse()  # the newest answer to Join
+        self.joined = pb.JoinResponse()  # the newest answer to Join; its session is empty once it is of no use
         self._join_request = join
         self._join_lock = threading.Lock()
         self._stop = threading.Event()
@@ -163,15 +162,8 @@ class Link:
                 self._raise_if_final(error, code, bugs, session)
                 self.telemetry.retries += 1
                 log.info("server %s: %s; trying again", self.address, _in_words(error, code))
-            self._pause(pause)
+            self.wait(pause)
         raise AssertionError("pauses never end")  # pragma: no cover
-
-    def _pause(self, seconds: float) -> None:
-        """A connection that comes up ends the pause early; but never at once, should the server answer and refuse."""
-        self.wait(min(seconds, FIRST_PAUSE_SECONDS))
-        with contextlib.suppress(grpc.FutureTimeoutError, ValueError):  # a channel that the other thread has closed
-            grpc.channel_ready_future(self._channel).result(max(0.0, seconds - FIRST_PAUSE_SECONDS))
-        self.wait(0)
 
     def _code(self, error: Exception) -> grpc.StatusCode:
         if self.stopped:
@@ -186,17 +178,25 @@ class Link:
     def _raise_if_final(self, error: Exception, code: grpc.StatusCode, bugs: int = 0, session: str = "") -> None:
         final = refusal(code, _details(error))
         if isinstance(final, SessionUnknown):
-            with self._join_lock:
-                if self.joined.session == session:  # else the other thread has joined anew since
-                    self.joined = pb.JoinResponse()
+            self._forget(session)
         elif final is not None:
             raise final from None
         elif bugs > SERVER_BUGS_TOLERATED:
             raise Refused(f"server {self.address} failed {bugs} times in a row: {_details(error)}") from None
         else:
+            if code is grpc.StatusCode.UNAVAILABLE and not _is_the_servers_word(error):
+                self._forget(session)  # the server may be another by now: to ask for this session would be in vain
             self._failures += 1
             if self._failures % FAILURES_BEFORE_NEW_CHANNEL == 0:
                 self._reconnect()
+
+    def _forget(self, session: str) -> None:
+        with self._join_lock:
+            if self.joined.session == session:  # else the other thread has joined anew since
+                known = pb.JoinResponse()
+                known.CopyFrom(self.joined)  # the federation stays what it was
+                known.session = ""
+                self.joined = known
 
     def _reconnect(self) -> None:
         with self._join_lock:
@@ -205,12 +205,23 @@ class Link:
             old.close()
 
     def _session(self) -> str:
-        """The session to call with, joined if there is none."""
+        """The session to call with, joined if there is none.
+
+        After a failure, a Join that waits for the connection costs less than one that fails every second, and it
+        is through as soon as the server is back.
+        """
         with self._join_lock:
             if not self.joined.session:
-                self.joined = self._stub.Join(self._join_request, timeout=CALL_SECONDS)
+                failed = self._failures > 0
+                self.joined = self._stub.Join(self._join_request, timeout=CALL_SECONDS, wait_for_ready=failed)
                 log.info("joined %s at %s", self.joined.federation, self.address)
             return self.joined.session
+
+
+def _is_the_servers_word(error: Exception) -> bool:
+    """And not that of a connection that broke, or of a proxy."""
+    told = error.trailing_metadata() if isinstance(error, grpc.RpcError) else None
+    return any(one.key == ERROR_METADATA for one in told or ())
 
 
 def _details(error: Exception) -> str:

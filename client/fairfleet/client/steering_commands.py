@@ -10,6 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich import box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from fairfleet.client.operator_commands import LOCAL, Json, Server
@@ -18,8 +19,9 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 
 Reason = Annotated[str, typer.Option(help="For the records, and for those who ask why.")]
 STATES = {number: name.removeprefix("CLIENT_STATE_").lower() for name, number in pb.ClientState.items()}
-# What fits on 80 columns; --json has the rest.
-OF_A_ROUND = ("clients", "dropped", "less", "train s", "conflicts", "promised", "improved", "step")
+NOTHING = "-"  # a column with nothing else is left out: there are many, and screens are narrow
+OF_A_STEP = ("conflicts", "promised", "improved", "step", "fallback")
+OF_A_ROUND = ("clients", "dropped", "less", "tries", "train s", "step s", "received", *OF_A_STEP)
 OF_A_CLIENT = ("state", "device", "samples", "updates", "last", "accuracy", "loss", "version")
 
 
@@ -81,7 +83,7 @@ def rounds(
     """The newest rounds: who took part, what it cost, whom the step would harm, and what it did.
 
     promised: share of the clients whose loss falls to first order; improved: share whose loss fell, and of how many, by
-    the reports of the next round; step: which part of it was taken, where clients tried it, and the rule's fallback.
+    the reports of the next round; step: which part of it was taken, where clients tried it.
 
     Examples:
 
@@ -97,9 +99,11 @@ def rounds(
         for record in found:
             print(json.dumps(_round_json(record)))
         return
-    table = Table("round", *OF_A_ROUND, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for record in found:
-        table.add_row(str(record.round), *_round_cells(record))
+    rows = [(str(record.round), *_round_cells(record)) for record in found]
+    told = [(name, cells) for name, *cells in zip(("round", *OF_A_ROUND), *rows, strict=True) if {*cells} != {NOTHING}]
+    table = Table(*(name for name, _ in told), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for row in zip(*(cells for _, cells in told), strict=True):
+        table.add_row(*row)
     Console(highlight=False).print(table)
 
 
@@ -129,20 +133,18 @@ def _round_cells(record: pb.RoundRecord) -> list[str]:
     told = json.loads(record.diagnostics_json)
     return [
         str(len(record.contributions)),
-        ", ".join(record.dropped) or "-",
-        ", ".join(part.client for part in record.contributions if part.report.cut_by) or "-",
+        ", ".join(record.dropped) or NOTHING,
+        ", ".join(part.client for part in record.contributions if part.report.cut_by) or NOTHING,
+        str(record.attempts) if record.attempts > 1 else NOTHING,
         f"{record.training_seconds:.2f}",
-        ", ".join(told["conflicts"]) or "-",
-        f"{record.promised:.0%}" if record.HasField("promised") else "-",
-        f"{record.measured.improved:.0%}/{record.measured.clients}" if record.HasField("measured") else "-",
-        _step(record, told["status"]),
+        f"{record.aggregation_seconds:.3f}",
+        decimal(record.bytes_received),
+        ", ".join(told["conflicts"]) or NOTHING,
+        f"{record.promised:.0%}" if record.HasField("promised") else NOTHING,
+        f"{record.measured.improved:.0%} of {record.measured.clients}" if record.HasField("measured") else NOTHING,
+        f"{record.verification.factor:g}" if record.HasField("verification") else NOTHING,
+        NOTHING if told["status"] == "ok" else told["status"],
     ]
-
-
-def _step(record: pb.RoundRecord, status: str) -> str:
-    """Which part of it was taken, where clients tried it; and the rule's fallback, if there was one."""
-    parts = [f"{record.verification.factor:g}"] if record.HasField("verification") else []
-    return " ".join(parts + ([] if status == "ok" else [status])) or "-"
 
 
 def _round_json(record: pb.RoundRecord) -> dict[str, object]:

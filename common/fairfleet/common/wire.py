@@ -17,6 +17,7 @@ from fairfleet.proto.v1 import model_pb2
 PROTOCOL_VERSION = 1
 UPLOAD_METADATA = "fairfleet-upload-bin"  # of an upload that was opened: its token
 ANNOUNCED_METADATA = "fairfleet-announced-bin"  # of one that is opened and sent in one call: its OpenUploadRequest
+ERROR_METADATA = "fairfleet-error"  # goes with every error that is the server's own word, and with no other
 
 _SOLVERS = {"sgd": pb.SOLVER_SGD, "adam": pb.SOLVER_ADAM}
 

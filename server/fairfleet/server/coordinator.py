@@ -143,7 +143,8 @@ class Coordinator:
         self._loop.emit(client_joined=joined)
         if self.doing(member.client) == "verify" and not member.verifies:  # as it may have before it was restarted
             await self._lost(member.client)
-        await self._loop.record()
+        if self._loop.lock.locked() or self._loop.round.phase in (Phase.WAITING, Phase.EVALUATING):
+            await self._loop.record()  # it may be the one that was missing; in other phases nobody is
         return session
 
     def session(self, id: str) -> Session:

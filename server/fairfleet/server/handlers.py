@@ -18,6 +18,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from fairfleet.common.errors import FleetError, UsageError
+from fairfleet.common.wire import ERROR_METADATA
 from fairfleet.server import faults
 
 log = logging.getLogger(__name__)
@@ -73,9 +74,10 @@ def _streaming(call: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable[[
 async def _abort(context: Context, error: Exception) -> None:
     if isinstance(error, (grpc.aio.AbortError, asyncio.CancelledError)):
         raise error
+    mark = ((ERROR_METADATA, type(error).__name__),)
     if isinstance(error, FleetError) and not isinstance(error, UsageError):
-        await context.abort(error.status, str(error))
+        await context.abort(error.status, str(error), mark)
     log.exception("a call failed by our own fault", exc_info=error)
     await context.abort(
-        grpc.StatusCode.INTERNAL, f"the server failed at this call ({type(error).__name__}); see its log"
+        grpc.StatusCode.INTERNAL, f"the server failed at this call ({type(error).__name__}); see its log", mark
     )

@@ -25,7 +25,7 @@ def headline(event: pb.Event) -> str | None:
         case "evaluation_reported" if news.failure:
             return f"{news.client} cannot evaluate: {short(news.failure)}"
         case "evaluation_finished":
-            return f"version {event.round} evaluated by {news.reported} of {_clients(news.asked)}"
+            return f"version {event.round} evaluated by {news.reported:,} of {_clients(news.asked)}"
         case "federation_paused":
             return "paused"
         case "federation_resumed":

@@ -186,7 +186,7 @@ class RoundLoop:
         silent = unanswered(facts, self.sessions)
         writes = [*writes, *(self.store.evaluation_write(v, client, None, why) for v, client, why in silent)]
         only_in_memory = not self.intake.durable and all(isinstance(e, rounds.UpdateStored) for _, e, _ in facts)
-        if writes or not only_in_memory:
+        if writes or (facts and not only_in_memory):
             await self.threads.in_database(self.store.record, facts, round, *writes)
         for piece in news:
             self.emit(**piece)

@@ -29,7 +29,9 @@ if _version_not_supported:
 class FleetStub(object):
     """Any call may answer, beside what is said at each:
 
-    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off.
+    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off. Every error of
+    the server's own has `fairfleet-error` among its trailing metadata; without it the connection
+    broke, perhaps because the server restarted, and a Join before the retry saves asking in vain.
     UNAUTHENTICATED   the session is unknown (the server restarted, or the lease ended): Join again, then retry.
     ABORTED           the session was superseded by a Join of another process: stop; do not Join again.
     PERMISSION_DENIED the client was revoked: stop.
@@ -93,7 +95,9 @@ class FleetStub(object):
 class FleetServicer(object):
     """Any call may answer, beside what is said at each:
 
-    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off.
+    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off. Every error of
+    the server's own has `fairfleet-error` among its trailing metadata; without it the connection
+    broke, perhaps because the server restarted, and a Join before the retry saves asking in vain.
     UNAUTHENTICATED   the session is unknown (the server restarted, or the lease ended): Join again, then retry.
     ABORTED           the session was superseded by a Join of another process: stop; do not Join again.
     PERMISSION_DENIED the client was revoked: stop.
@@ -252,7 +256,9 @@ def add_FleetServicer_to_server(servicer, server):
 class Fleet(object):
     """Any call may answer, beside what is said at each:
 
-    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off.
+    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off. Every error of
+    the server's own has `fairfleet-error` among its trailing metadata; without it the connection
+    broke, perhaps because the server restarted, and a Join before the retry saves asking in vain.
     UNAUTHENTICATED   the session is unknown (the server restarted, or the lease ended): Join again, then retry.
     ABORTED           the session was superseded by a Join of another process: stop; do not Join again.
     PERMISSION_DENIED the client was revoked: stop.

@@ -173,7 +173,9 @@ _FleetLeaveType = typing_extensions.TypeVar(
 class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchModelType, _FleetOpenUploadType, _FleetSendUploadType, _FleetReportEvaluationType, _FleetReportVerificationType, _FleetHeartbeatType, _FleetLeaveType]):
     """Any call may answer, beside what is said at each:
 
-    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off.
+    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off. Every error of
+                      the server's own has `fairfleet-error` among its trailing metadata; without it the connection
+                      broke, perhaps because the server restarted, and a Join before the retry saves asking in vain.
     UNAUTHENTICATED   the session is unknown (the server restarted, or the lease ended): Join again, then retry.
     ABORTED           the session was superseded by a Join of another process: stop; do not Join again.
     PERMISSION_DENIED the client was revoked: stop.
@@ -364,7 +366,9 @@ FleetAsyncStub: typing_extensions.TypeAlias = FleetStub[
 class FleetServicer(metaclass=abc.ABCMeta):
     """Any call may answer, beside what is said at each:
 
-    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off.
+    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off. Every error of
+                      the server's own has `fairfleet-error` among its trailing metadata; without it the connection
+                      broke, perhaps because the server restarted, and a Join before the retry saves asking in vain.
     UNAUTHENTICATED   the session is unknown (the server restarted, or the lease ended): Join again, then retry.
     ABORTED           the session was superseded by a Join of another process: stop; do not Join again.
     PERMISSION_DENIED the client was revoked: stop.

@@ -17,6 +17,7 @@ const COLUMNS = [
   { name: "last seen", class: "n opt wideonly", key: (row) => row.seen_unix ?? 0, cell: seen },
 ];
 
+const names = new Intl.Collator("en", { numeric: true }); // client-9 before client-10
 const PRESENT = ["idle", "training", "delivered", "evaluating"];
 
 let sorted = { column: COLUMNS[2], down: false };
@@ -61,7 +62,6 @@ export function draw() {
   const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (row) => words.every((word) => `${row.client} ${row.device} ${row.state}`.toLowerCase().includes(word));
   const keyed = [...state.clients.values()].filter(fits).map((row) => [key(row), row]);
-  const names = new Intl.Collator("en", { numeric: true });
   keyed.sort(([one, a], [other, b]) => sign * (typeof one === "string" ? names.compare(one, other) : one < other ? -1 : one > other ? 1 : 0) || names.compare(a.client, b.client));
   rows = keyed.map(([, row]) => row);
   const all = state.clients.size;
