@@ -40,7 +40,7 @@ def test_what_was_promised_and_what_was_measured_are_told_apart(
     assert (last["measured"], last["verification"]) == (None, None)  # nobody has reported since
     assert scrape(port)[series("fairfleet_step_improved_clients_ratio")] == improved
     table = fleet.run("rounds", "--server", fleet.address).stdout
-    assert f"{improved:.0%}/2" in table
+    assert f"{improved:.0%} of 2" in table
     assert "…" not in table, "it must fit on 80 columns"
 
 
