@@ -214,6 +214,8 @@ class Link:
             if not self.joined.session:
                 failed = self._failures > 0
                 self.joined = self._stub.Join(self._join_request, timeout=CALL_SECONDS, wait_for_ready=failed)
+                # Whoever joins as this client after us is newer, however often the link or the server goes meanwhile.
+                self._join_request.since = self._join_request.since or self.joined.fence
                 log.info("joined %s at %s", self.joined.federation, self.address)
             return self.joined.session
 
