@@ -101,4 +101,5 @@ def test_the_newer_of_two_processes_speaks_for_the_client_also_after_a_restart_o
             with contextlib.suppress(Superseded):
                 restarted.join(member(instance=instance, since=since[instance]), now=0)
         holder = restarted.get("a")
-        assert holder is not None and holder.member.instance == "2", order
+        assert holder is not None
+        assert holder.member.instance == "2", order

@@ -94,6 +94,10 @@ class Link:
 
     # ---- calls ---------------------------------------------------------------------------------
 
+    def federation(self) -> str:
+        """The name of the server's; joins it if need be."""
+        return self.repeat(lambda session: self.joined.federation)
+
     def next_task(self) -> pb.NextTaskResponse:
         answer: pb.NextTaskResponse = self._unary("NextTask", pb.NextTaskRequest, POLL_SECONDS)
         return answer

@@ -119,12 +119,21 @@ class RoundLoop:
         """A client announces its update, perhaps after its round went on without it."""
         self.scheduler.came_late(client, number, self._now())
 
-    def go_on_without(self, client: str, number: int) -> None:
-        """What a client has sent so far is not thrown away if its update is still good for the history."""
+    def wants(self, client: str, number: int) -> bool:
+        """Whether what a client trains for this round is still of use: to the round, or else to the history."""
+        if number == self.round.number and self.round.takes_update_of(client):
+            return True
+        return self.round.phase is not Phase.FINISHED and self.wants_late(client, number)
+
+    def wants_late(self, client: str, number: int) -> bool:
+        """Whether an update that its round went on without is still good for the history."""
         over = number < self.round.number or self.round.phase in PAST_TRAINING
         ahead = int(number == self.round.number)  # commits until the update is late
-        wanted = over and client not in self.revoked and self.committer.wants_late(client, number, ahead)
-        self.intake.go_on_without(client, number, wanted=wanted)
+        return over and client not in self.revoked and self.committer.wants_late(client, number, ahead)
+
+    def go_on_without(self, client: str, number: int) -> None:
+        """What a client has sent so far is not thrown away if it is still wanted."""
+        self.intake.go_on_without(client, number, wanted=self.wants_late(client, number))
 
     async def take_evaluation(self, client: str, version: int, evaluation: Evaluation | None, failure: str) -> None:
         async with self.lock:
