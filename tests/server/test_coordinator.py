@@ -329,3 +329,33 @@ def test_the_time_of_a_client_runs_from_when_it_was_asked_also_in_a_later_attemp
             assert took["later", 0] < took["silent", 0] - 0.99  # it was asked a deadline later, and done no later
 
     asyncio.run(scenario())
+
+
+def test_the_event_loop_does_not_wait_for_the_slow_disk_of_an_upload_that_is_given_up(tmp_path: Path) -> None:
+    async def scenario(settings: dict[str, Any], folder: Path) -> None:
+        async with serving(folder, **settings, **soon()) as server:
+            await server.join("a", "b", "late")
+            await server.until(lambda: server.coordinator.doing("late") == "train")
+            late = await server.open("late", 0)
+            assert isinstance(late, Upload)
+            file = late.path
+            assert file is not None
+            assert file.exists()
+            synced, syncing = threading.Event(), threading.Event()
+
+            def slow_sync() -> None:
+                with late._turn.taken():
+                    syncing.set()
+                    synced.wait(30)
+
+            worker = asyncio.ensure_future(asyncio.to_thread(slow_sync))
+            await asyncio.to_thread(syncing.wait, 30)
+            await server.round_without("late", "a", "b")
+            assert not synced.is_set(), "the round was committed meanwhile"
+            assert file.exists()
+            synced.set()
+            await worker
+            await server.until(lambda: not file.exists())
+
+    for name, settings in (("history", HISTORY), ("none", {})):
+        asyncio.run(scenario(settings, tmp_path / name))

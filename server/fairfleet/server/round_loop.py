@@ -56,7 +56,8 @@ class RoundLoop:
         self.scheduler = Scheduler(settings, store)
         self.revoked = store.revoked()  # clients, with the reason
         self.sessions, self.roster = sessions, Roster(sessions)
-        self.intake = Intake(store, store.signature(), settings.durability == "update", settings.limits.upload_bytes)
+        durable, limit_bytes = settings.durability == "update", settings.limits.upload_bytes
+        self.intake = Intake(store, store.signature(), durable, limit_bytes, self.threads.workers)
         self.lock = asyncio.Lock()
         self.round = Round(0)
         self.stopping = False  # the server, not the federation: nothing new is begun
@@ -314,6 +315,7 @@ class RoundLoop:
     async def _store_model(self, committed: Committed, training_seconds: float) -> None:
         async with self.lock:
             await self._commit(committed, training_seconds)
+        await self.intake.cleared_away()
         await self.threads.in_worker(self.store.retire_round, committed.stored.version, self._settings.keep_models)
 
     async def _commit(self, committed: Committed, training_seconds: float) -> None:
