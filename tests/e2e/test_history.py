@@ -96,5 +96,53 @@ def test_a_stream_does_not_notice_that_its_round_went_on_without_it(fleet: Fleet
     assert slow.send(slow.open(encoded).upload, dawdling()).outcome == pb.OUTCOME_HISTORY
 
 
+def test_a_client_that_still_trains_at_the_deadline_goes_on_and_gets_into_the_history(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server(rounds=10_000, rule__name="fedfv", rule__tau=5, **(SOON | {"lease_seconds": 3}))
+    for name in ("a", "b"):
+        fleet.start_client(name)
+    fleet.start_client("slow", shift=4, steps=50, step_seconds=0.05)
+    until(lambda: history_of(fleet, "slow"), "the slow client's first row")
+    first = history_of(fleet, "slow")
+    until(lambda: history_of(fleet, "slow") > first, "its next one: it was given the next task when it was done")
+    assert fleet.query("select count(*) from updates where client = 'slow'") == [(0,)]
+    assert "was abandoned" not in fleet.log("slow.log")
+    assert "client slow is gone" not in fleet.log("server.log")
+
+    def stands_in() -> bool:
+        return any("slow" in record["diagnostics"]["history_coefficients"] for record in fleet.records())
+
+    until(stands_in, "the late row to be used")
+
+
+def test_a_client_that_still_trains_at_the_deadline_stops_where_nobody_wants_its_update(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server(rounds=10_000, **(SOON | {"lease_seconds": 3}))
+    for name in ("a", "b"):
+        fleet.start_client(name)
+    fleet.start_client("slow", steps=1200, step_seconds=0.05)
+    until(lambda: "was abandoned" in fleet.log("slow.log"), "the slow client to stop")
+
+
+def test_a_late_update_that_a_killed_client_left_is_sent_when_it_is_started_again(fleet: Fleet) -> None:
+    settings = {"rounds": 10_000, "rule__name": "fedfv", "rule__tau": 5, **SOON}
+    fleet.init()
+    fleet.start_server(**settings)
+    for name in ("a", "b"):
+        fleet.start_client(name)
+    fleet.start_client("slow", shift=4, steps=50, step_seconds=0.05)
+    fleet.wait_for_version(1)
+    fleet.kill_server()
+    until((fleet.folder / "clients" / "slow" / "update.json").exists, "an update on the client's disk")
+    fleet.kill_client("slow")
+    fleet.start_server(**settings)
+    fleet.start_client("slow", trouble="hang")
+    until(lambda: history_of(fleet, "slow") == [(0,)], "the update that was left")
+
+
+def history_of(fleet: Fleet, client: str) -> list[tuple[int]]:
+    return fleet.query(f"select round from history where client = '{client}'")
+
+
 def rows_of(fleet: Fleet) -> list[Path]:
     return sorted((fleet.state / "history").glob("*.npy"))

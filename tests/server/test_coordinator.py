@@ -293,3 +293,69 @@ def test_rows_that_the_history_forgets_are_counted(tmp_path: Path) -> None:
             assert len(list((tmp_path / "s" / "history").iterdir())) == 1
 
     asyncio.run(scenario())
+
+
+def test_what_a_client_sent_goes_with_the_round_if_the_client_is_gone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = soon(minimum_clients=4, quorum=0.5, deadline_seconds=1.0)
+        async with serving(tmp_path / "s", **HISTORY, **settings) as server:
+            await server.join("a", "b", "gone", "here")
+            await server.until(lambda: server.coordinator.doing("gone") == "train")
+            gone, here = await server.open("gone", 0), await server.open("here", 0)
+            await server.coordinator.leave(server.sessions["gone"].id, "for ever")
+            await server.round_without("here", "a", "b")
+            intake = server.coordinator._intake
+            assert isinstance(gone, Upload)
+            assert isinstance(here, Upload)
+            assert (intake.holds(gone), intake.holds(here)) == (False, True)
+
+    asyncio.run(scenario())
+
+
+def test_the_time_of_a_client_runs_from_when_it_was_asked_also_in_a_later_attempt(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = soon(minimum_clients=2, clients=2, quorum=1.0, deadline_seconds=1.0)
+        async with serving(tmp_path / "s", **settings) as server:
+            coordinator = server.coordinator
+            await server.join("a", "silent")
+            await server.until(lambda: coordinator.doing("a") == "train")
+            await server.send("a", 0)
+            await server.until(lambda: coordinator.round.attempt == 1)
+            await server.join("later")
+            await server.until(lambda: coordinator.doing("later") == "train")
+            await server.send("later", 0)
+            await server.until(lambda: coordinator.publication.version == 1)
+            took = coordinator._loop.scheduler._durations
+            assert took["later", 0] < took["silent", 0] - 0.99  # it was asked a deadline later, and done no later
+
+    asyncio.run(scenario())
+
+
+def test_the_event_loop_does_not_wait_for_the_slow_disk_of_an_upload_that_is_given_up(tmp_path: Path) -> None:
+    async def scenario(settings: dict[str, Any], folder: Path) -> None:
+        async with serving(folder, **settings, **soon()) as server:
+            await server.join("a", "b", "late")
+            await server.until(lambda: server.coordinator.doing("late") == "train")
+            late = await server.open("late", 0)
+            assert isinstance(late, Upload)
+            file = late.path
+            assert file is not None
+            assert file.exists()
+            synced, syncing = threading.Event(), threading.Event()
+
+            def slow_sync() -> None:
+                with late._turn.taken():
+                    syncing.set()
+                    synced.wait(30)
+
+            worker = asyncio.ensure_future(asyncio.to_thread(slow_sync))
+            await asyncio.to_thread(syncing.wait, 30)
+            await server.round_without("late", "a", "b")
+            assert not synced.is_set(), "the round was committed meanwhile"
+            assert file.exists()
+            synced.set()
+            await worker
+            await server.until(lambda: not file.exists())
+
+    for name, settings in (("history", HISTORY), ("none", {})):
+        asyncio.run(scenario(settings, tmp_path / name))

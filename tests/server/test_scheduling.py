@@ -104,21 +104,22 @@ def test_a_client_that_is_cut_off_gets_longer_each_time_until_it_answers(store: 
         if given[-1] >= needs:
             learning.took("slow", number, needs)
             break
-        learning.cut_off({"slow"}, number, asked_at=0.0, now=given[-1])
+        learning.cut_off("slow", number, asked_at=0.0, now=given[-1])
     assert given == pytest.approx([2.0, 4.0, 8.0, 16.0])
     assert learning.patience(Phase.TRAINING, {"quick-0"}) == pytest.approx(2.0)  # nobody else waits longer
 
 
 def test_the_slow_are_counted_among_the_fleet_also_while_they_are_cut_off(store: Store) -> None:
     learning = learned(store)
-    for number in range(20, 120):
-        learning.cut_off({"slow-1", "slow-2"}, number, asked_at=0.0, now=5.0)
+    for number in range(20, 20 + CHANCES):
+        for k in range(9):
+            learning.cut_off(f"slow-{k}", number, asked_at=0.0, now=5.0)
     assert learning.patience(Phase.TRAINING, {"quick-0"}) == pytest.approx(10.0)
 
 
 def test_a_late_arrival_tells_how_long_its_training_took(store: Store) -> None:
     learning = learned(store)
-    learning.cut_off({"slow"}, 20, asked_at=100.0, now=102.0)
+    learning.cut_off("slow", 20, asked_at=100.0, now=102.0)
     learning.came_late("slow", 20, now=130.0)
     assert learning.patience(Phase.TRAINING, {"slow"}) == pytest.approx(60.0)
     learning.came_late("slow", 20, now=900.0)  # announced once more: nothing new
@@ -130,8 +131,33 @@ def test_a_late_arrival_tells_how_long_its_training_took(store: Store) -> None:
 def test_a_client_that_hangs_does_not_hold_up_the_fleet_for_ever(store: Store) -> None:
     learning = learned(store)
     for number in range(20, 20 + CHANCES + 1):
-        learning.cut_off({"hangs"}, number, 0.0, learning.patience(Phase.TRAINING, {"hangs"}))
+        learning.cut_off("hangs", number, 0.0, learning.patience(Phase.TRAINING, {"hangs"}))
     assert learning.patience(Phase.TRAINING, {"hangs"}) == pytest.approx(2.0)
+
+
+def test_a_fleet_of_which_a_quarter_hangs_comes_back_to_the_deadline_of_the_others(store: Store) -> None:
+    fleet = [f"c{k}" for k in range(8)]
+    learning = scheduler(store, deadline="adaptive", shortest_deadline_seconds=1)
+    given = []
+    for number in range(60):
+        given.append(learning.patience(Phase.TRAINING, set(fleet)))
+        for client in fleet[:6]:
+            learning.took(client, number, 2.0)
+        for client in fleet[6:]:
+            if number < 2:
+                learning.took(client, number, 2.0)
+            else:
+                learning.cut_off(client, number, asked_at=0.0, now=given[-1])
+    assert given[2] == pytest.approx(6.0)
+    assert given[2 + CHANCES + 1 :] == pytest.approx([6.0] * (60 - 2 - CHANCES - 1))
+
+
+def test_a_client_asked_anew_while_it_trains_on_still_tells_how_long_that_took(store: Store) -> None:
+    learning = learned(store)
+    learning.cut_off("slow", 20, asked_at=0.0, now=2.0)
+    learning.cut_off("slow", 21, asked_at=2.0, now=6.0)
+    learning.came_late("slow", 20, now=7.0)
+    assert learning.patience(Phase.TRAINING, {"slow"}) == pytest.approx(14.0)
 
 
 def test_a_target_a_plateau_and_a_time_each_end_a_federation_and_say_so() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from fairfleet.common.errors import ContestedIdentity, LimitReached, SessionUnknown, Superseded
 from fairfleet.server.sessions import TAKEOVERS_ALLOWED, Member, Sessions
 
 
-def member(client: str = "a", instance: str = "1") -> Member:
-    return Member(client, instance, "cpu", 10, 10, ("raw32",))
+def member(client: str = "a", instance: str = "1", since: int = 0) -> Member:
+    return Member(client, instance, "cpu", 10, 10, ("raw32",), since=since)
 
 
 def sessions(limit: int = 10) -> Sessions:
@@ -75,3 +77,29 @@ def test_a_full_fleet_lets_nobody_new_in_but_everyone_back() -> None:
 def test_fences_grow_over_restarts() -> None:
     before, after = Sessions(30, 10, boot=1), Sessions(30, 10, boot=2)
     assert after.join(member(), 0).fence > max(before.join(member(), 0).fence for _ in range(100))
+
+
+def test_a_process_that_lost_its_session_does_not_take_over_from_a_newer_one() -> None:
+    for silent in (False, True):  # whether its lease had ended when the other came
+        fleet = sessions()
+        older = fleet.join(member(instance="1"), now=0)
+        if silent:
+            fleet.remove(older)
+        newer = fleet.join(member(instance="2"), now=1)
+        with pytest.raises(Superseded):
+            fleet.join(member(instance="1", since=older.fence), now=2)
+        assert fleet.of(newer.id, now=3) is newer
+        fleet.join(member(instance="2", since=newer.fence), now=4)  # which may lose its link as well
+
+
+def test_the_newer_of_two_processes_speaks_for_the_client_also_after_a_restart_of_the_server() -> None:
+    before = Sessions(30, 10, boot=1)
+    older, newer = (before.join(member(instance=instance), now=0).fence for instance in "12")
+    for order in ("12", "21"):
+        restarted, since = Sessions(30, 10, boot=2), {"1": older, "2": newer}
+        for instance in order:
+            with contextlib.suppress(Superseded):
+                restarted.join(member(instance=instance, since=since[instance]), now=0)
+        holder = restarted.get("a")
+        assert holder is not None
+        assert holder.member.instance == "2", order

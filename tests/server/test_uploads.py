@@ -12,15 +12,16 @@ from fairfleet.common.errors import Corrupted, OutOfOrder, WrongState
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import encode, model_pieces
 from fairfleet.common.tensors import Model
+from fairfleet.server.turns import Turn, Work
 from fairfleet.server.uploads import Announced, Upload
 
 
-def upload(path: Path) -> tuple[Upload, list[bytes]]:
+def upload(path: Path, turn: Turn | None = None) -> tuple[Upload, list[bytes]]:
     model, messages = Model.of({"w": np.ones(10, np.float32)}), list[bytes]()
     encoded = encode(model_pieces(model), lambda head, data: messages.append(b"".join((head, data))))
     report = TrainReport(samples=1, loss_before=1.0, loss_after=1.0, steps=1, learning_rate=0.1)
     announced = Announced("a", 3, "raw32", encoded.size_bytes, encoded.digest, report)
-    return Upload(announced, Model.empty(model.signature), path), messages
+    return Upload(announced, Model.empty(model.signature), path, turn), messages
 
 
 def test_an_upload_finished_before_its_stream_was_cut_is_finished_still(tmp_path: Path) -> None:
@@ -86,3 +87,29 @@ def test_a_stream_whose_token_was_taken_away_can_neither_write_nor_finish(tmp_pa
         with pytest.raises(WrongState, match="opened again elsewhere"):
             one.finish(token, rest)
     one.finish(one.reopen())
+
+
+def test_an_upload_of_the_same_name_begins_only_when_the_one_before_has_cleared_its_file_away(tmp_path: Path) -> None:
+    later = list[Work]()
+    turn = Turn(later.append)
+    before, messages = upload(tmp_path / "u", turn)
+    before.take(before.reopen(), messages)
+    before.discard()
+    following, _ = upload(tmp_path / "u", turn)
+    token = following.reopen()
+    assert following.offset_bytes == 0
+    following.finish(token, messages)
+    for work in later:
+        work()
+    assert (tmp_path / "u").stat().st_size > 0
+
+
+def test_an_upload_whose_round_went_on_is_kept_in_memory_from_then_on(tmp_path: Path) -> None:
+    one, messages = upload(tmp_path / "u")
+    token = one.reopen()
+    one.go_on_in_memory()
+    assert one.path is None
+    assert not (tmp_path / "u").exists()
+    one.finish(token, messages)
+    assert (one.row.parameters == 1.0).all()
+    assert not (tmp_path / "u").exists()

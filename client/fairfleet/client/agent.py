@@ -80,6 +80,7 @@ class Agent:
         """Takes part until the federation is finished; says why it ended."""
         reason = "stopped"
         try:
+            self._send_left()
             while True:
                 response = self._link.next_task()
                 match response.WhichOneof("task"):
@@ -171,10 +172,12 @@ class Agent:
         return Training(plan, self.task.train_samples, budget, self._largest_batch)
 
     def _upload(self, spooled: Spooled, *, begun: bool) -> None:
-        """Sends what the server has not got yet, however often the link breaks, until there is a receipt.
+        """`begun`: the server may have a part of it."""
+        receipt = self._deliver(spooled, begun=begun)
+        self._spool.settle(spooled, counted=_counts(receipt, spooled), for_good=receipt.durable)
 
-        `begun`: it may have a part of it.
-        """
+    def _deliver(self, spooled: Spooled, *, begun: bool) -> pb.Receipt:
+        """Sends what the server has not got yet, however often the link breaks, until there is a receipt."""
         damaged = 0
         for pause in pauses():
             try:
@@ -185,14 +188,14 @@ class Agent:
                     raise
                 receipt = None
             if receipt is not None:
-                self._spool.settle(spooled, counted=_counts(receipt, spooled), for_good=receipt.durable)
                 self.telemetry.updates[word(pb.Outcome.DESCRIPTOR, receipt.outcome)] += 1
                 if receipt.outcome != pb.OUTCOME_COUNTED:
                     about = {"round": spooled.round}
                     log.info("the update for round %d does not count: %s", spooled.round, receipt.reason, extra=about)
-                return
+                return receipt
             begun = True
             self._link.wait(pause)
+        raise AssertionError("pauses never end")  # pragma: no cover
 
     def _send_whole(self, spooled: Spooled) -> pb.Receipt | None:
         return self._link.open_and_send(self._spool.messages_from(0), **_announced(spooled))
@@ -203,20 +206,36 @@ class Agent:
             return opened.receipt
         return self._link.send(opened.upload, self._spool.messages_from(opened.offset_bytes))
 
+    def _send_left(self) -> None:
+        """An earlier run of this client may have left an update: if its round is over, the history may want it."""
+        federation = self._link.federation()
+        if spooled := self._spool.left(federation):
+            try:
+                self._upload(spooled, begun=True)
+            except FINAL:
+                raise
+            except Refused as error:
+                self._not_wanted(spooled, error)
+
     def _settle(self, federation: str) -> None:
-        """Asks what became of an update whose receipt never came, or did not hold for good."""
+        """Before another update takes its place: what became of one whose receipt never came, or was not for good?"""
         spooled = self._spool.unsettled(federation)
         if spooled is None:
             return
         try:
             opened = self._link.open_upload(**_announced(spooled))
-            counted = opened.HasField("receipt") and _counts(opened.receipt, spooled)
+            receipt = opened.receipt  # an empty one says that it may be sent
+            if not opened.HasField("receipt") and self._spool.left(federation):
+                receipt = self._deliver(spooled, begun=True)
+            self._spool.settle(spooled, counted=_counts(receipt, spooled))
         except FINAL:
             raise
         except Refused as error:
-            log.info("the update for round %d did not count: %s", spooled.round, error)
-            counted = False
-        self._spool.settle(spooled, counted=counted)
+            self._not_wanted(spooled, error)
+
+    def _not_wanted(self, spooled: Spooled, error: Refused) -> None:
+        log.info("the update for round %d did not count: %s", spooled.round, error, extra={"round": spooled.round})
+        self._spool.settle(spooled, counted=False)
 
     # ---- trying a step -------------------------------------------------------------------------
 

@@ -94,6 +94,10 @@ class Link:
 
     # ---- calls ---------------------------------------------------------------------------------
 
+    def federation(self) -> str:
+        """The name of the server's; joins it if need be."""
+        return self.repeat(lambda session: self.joined.federation)
+
     def next_task(self) -> pb.NextTaskResponse:
         answer: pb.NextTaskResponse = self._unary("NextTask", pb.NextTaskRequest, POLL_SECONDS)
         return answer
@@ -214,6 +218,8 @@ class Link:
             if not self.joined.session:
                 failed = self._failures > 0
                 self.joined = self._stub.Join(self._join_request, timeout=CALL_SECONDS, wait_for_ready=failed)
+                # Whoever joins as this client after us is newer, however often the link or the server goes meanwhile.
+                self._join_request.since = self._join_request.since or self.joined.fence
                 log.info("joined %s at %s", self.joined.federation, self.address)
             return self.joined.session
 

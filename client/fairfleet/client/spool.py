@@ -79,12 +79,13 @@ class Spool:
 
     def find(self, federation: str, round: int, model_digest: str) -> Spooled | None:
         """The update for this round, if an earlier run of this client left it."""
+        spooled = self.left(federation)
+        return spooled if spooled and (spooled.round, spooled.model_digest) == (round, model_digest) else None
+
+    def left(self, federation: str) -> Spooled | None:
+        """The update of any round that has no receipt yet, if it is whole."""
         spooled = self._read()
-        if spooled is None or (spooled.federation, spooled.round, spooled.model_digest) != (
-            federation,
-            round,
-            model_digest,
-        ):
+        if spooled is None or spooled.federation != federation:
             return None
         return spooled if self._digest() == spooled.digest else None
 

@@ -20,7 +20,7 @@ from fairfleet.server.conflict_map import ConflictMap
 from fairfleet.server.downlink import Downlink
 from fairfleet.server.publication import Publication
 from fairfleet.server.reception import Reception
-from fairfleet.server.roster import POLL_SECONDS, Assignment
+from fairfleet.server.roster import POLL_SECONDS, Assignment, round_trained
 from fairfleet.server.round_loop import RoundLoop
 from fairfleet.server.rounds import Phase, Round
 from fairfleet.server.rules.base import PastRow
@@ -192,10 +192,15 @@ class Coordinator:
             session.last_seen = self._now()
 
     def progress(self, id: str, task: str, done: int, planned: int, loss: float) -> bool:
-        """A busy client's sign of life; whether its task is still wanted."""
+        """A busy client's sign of life; whether its task is still wanted.
+
+        Who trains on past the deadline is let, if its update is good for the history. It may be asked anew meanwhile:
+        that task waits until it has sent this one's result.
+        """
         client = self.session(id).client
         if not self._roster.holds(client, task):
-            return False
+            number = round_trained(task)
+            return number is not None and self._loop.wants(client, number)
         self._loop.emit(
             training_progress=pb.TrainingProgress(client=client, steps_done=done, steps_planned=planned, loss=loss)
         )

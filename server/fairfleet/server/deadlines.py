@@ -1,7 +1,8 @@
 """How long a round waits for its clients: a fixed time, or one learned from how long they took before.
 
 Whoever was cut off counts too, with the time that it was given: learning only from those who made it would shorten
-the deadline round after round, until none but the fastest had a say in the model.
+the deadline round after round, until none but the fastest had a say in the model. Only who is taken to hang does not:
+where many do, each deadline would be longer than the last.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ class Pace:
     seconds: float  # that it took; if it was cut off, that it took at least
     missed: int = 0  # deadlines in a row
 
+    @property
+    def hangs(self) -> bool:
+        return self.missed > CHANCES
+
     def cut_off(self, seconds: float) -> Pace:
         """It was given so long and did not answer."""
         return Pace(max(seconds, self.seconds if self.missed else 0.0), self.missed + 1)
@@ -44,5 +49,5 @@ def adaptive(
     if len(durations) < ENOUGH:
         return longest
     usual = factor * float(np.quantile(durations, 0.9))
-    behind = max((MORE * pace.seconds for pace in asked if 0 < pace.missed <= CHANCES), default=0.0)
+    behind = max((MORE * pace.seconds for pace in asked if pace.missed and not pace.hangs), default=0.0)
     return min(longest, max(shortest, usual, behind))

@@ -66,6 +66,7 @@ class FleetService:
             request.test_samples,
             tuple(request.codecs),
             request.verifies,
+            request.since,
         )
         self._codecs.choose(member.client, member.codecs)  # or it is refused here, not when it has trained
         session = await self._coordinator.join(member)

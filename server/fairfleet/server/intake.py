@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from fairfleet.common.errors import WrongState
 from fairfleet.common.tensors import Model, Section, Signature
 from fairfleet.server.store import Store, StoredUpdate
+from fairfleet.server.turns import Turn, Work
 from fairfleet.server.uploads import Announced, Upload, rebuild
 
 
@@ -26,7 +30,9 @@ class Rows:
 
 
 class Intake:
-    def __init__(self, store: Store, signature: Signature, durable: bool, limit_bytes: int | None) -> None:
+    def __init__(
+        self, store: Store, signature: Signature, durable: bool, limit_bytes: int | None, workers: Executor
+    ) -> None:
         self.durable = durable  # an update is on the disk before its receipt is given
         self.limit_bytes = limit_bytes or raw_bytes(signature)
         self.whole: dict[str, tuple[StoredUpdate, Model]] = {}  # by client
@@ -34,6 +40,9 @@ class Intake:
         self._rows = Rows(signature)
         self._under_way: dict[str, Upload] = {}  # by client
         self._open: dict[bytes, Upload] = {}  # by token
+        self._workers = workers
+        self._turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()  # by client, while an upload needs it
+        self._clearing: set[Future[None]] = set()
 
     def upload_for(self, announced: Announced, in_memory: bool = False) -> Upload:
         """The upload of this very update, perhaps begun; another of the same client is dropped."""
@@ -41,7 +50,9 @@ class Intake:
         if upload is None or (upload.announced.round, upload.announced.digest) != (announced.round, announced.digest):
             self.drop_of(announced.client)
             path = None if in_memory else self._path(announced)
-            upload = self._under_way[announced.client] = Upload(announced, self._rows.take(), path)
+            upload = self._under_way[announced.client] = Upload(
+                announced, self._rows.take(), path, self._turn_of(announced.client)
+            )
         return upload
 
     def opened(self, upload: Upload) -> None:
@@ -127,6 +138,21 @@ class Intake:
         self.whole.clear()
         for client in list(self._under_way):
             self.go_on_without(client, version - 1, wanted=wants_late(client, version - 1))
+
+    async def cleared_away(self) -> None:
+        """When the files of uploads that were given up are closed and gone: others may be written over them else."""
+        await asyncio.gather(*map(asyncio.wrap_future, tuple(self._clearing)), return_exceptions=True)
+
+    def _turn_of(self, client: str) -> Turn:
+        turn = self._turns.get(client)
+        if turn is None:
+            turn = self._turns[client] = Turn(self._later)
+        return turn
+
+    def _later(self, work: Work) -> None:
+        clearing = self._workers.submit(work)
+        self._clearing.add(clearing)
+        clearing.add_done_callback(self._clearing.discard)
 
     def _forget(self, upload: Upload) -> None:
         self._under_way.pop(upload.announced.client, None)

@@ -5,6 +5,7 @@ own future, so a round that asks ten of ten thousand wakes ten.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,7 @@ from fairfleet.server.sessions import Session, Sessions
 
 POLL_SECONDS = 25.0  # how long NextTask is held: below the 30 s of the contract, and of most proxies
 
+TRAINING = re.compile(r"train/([0-9]{1,18})/")  # it comes back from a client: whatever else it is, it is short
 Kind = Literal["train", "verify", "evaluate"]
 
 
@@ -22,6 +24,16 @@ class Assignment:
     kind: Kind
     version: int
     ends: float  # in the event loop's time
+
+
+def round_trained(task: str) -> int | None:
+    """For which round this task trains, by its id; None if it is of another kind.
+
+    >>> round_trained("train/7/0/device"), round_trained("evaluate/7/0/device")
+    (7, None)
+    """
+    found = TRAINING.match(task)
+    return int(found[1]) if found else None
 
 
 class Roster:

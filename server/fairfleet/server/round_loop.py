@@ -56,7 +56,8 @@ class RoundLoop:
         self.scheduler = Scheduler(settings, store)
         self.revoked = store.revoked()  # clients, with the reason
         self.sessions, self.roster = sessions, Roster(sessions)
-        self.intake = Intake(store, store.signature(), settings.durability == "update", settings.limits.upload_bytes)
+        durable, limit_bytes = settings.durability == "update", settings.limits.upload_bytes
+        self.intake = Intake(store, store.signature(), durable, limit_bytes, self.threads.workers)
         self.lock = asyncio.Lock()
         self.round = Round(0)
         self.stopping = False  # the server, not the federation: nothing new is begun
@@ -70,7 +71,8 @@ class RoundLoop:
         self._deadline: asyncio.TimerHandle | None = None
         self._ends = 0.0  # when it passes, in the event loop's time
         self._evaluation = pb.EvaluationFinished()  # of the evaluation under way, so far
-        self._asked_at = self._now()
+        self._began_at = self._now()  # the round, or this run of the server
+        self._asked_at: dict[str, float] = {}  # by client
         self._training_seconds = 0.0  # of the round, once it aggregates
 
     # ---- life ----------------------------------------------------------------------------------
@@ -113,18 +115,32 @@ class RoundLoop:
 
     def took(self, client: str) -> None:
         """A client's training and upload are done."""
-        self.scheduler.took(client, self.round.number, self._now() - self._asked_at)
+        asked_at = self._asked_at.get(client, self._began_at)
+        self.scheduler.took(client, self.round.number, self._now() - asked_at)
 
     def came_late(self, client: str, number: int) -> None:
         """A client announces its update, perhaps after its round went on without it."""
         self.scheduler.came_late(client, number, self._now())
 
-    def go_on_without(self, client: str, number: int) -> None:
-        """What a client has sent so far is not thrown away if its update is still good for the history."""
+    def wants(self, client: str, number: int) -> bool:
+        """Whether what a client trains for this round is still of use: to the round, or else to the history."""
+        if number == self.round.number and self.round.takes_update_of(client):
+            return True
+        return self.round.phase is not Phase.FINISHED and self.wants_late(client, number)
+
+    def wants_late(self, client: str, number: int) -> bool:
+        """Whether an update that its round went on without is still good for the history."""
         over = number < self.round.number or self.round.phase in PAST_TRAINING
         ahead = int(number == self.round.number)  # commits until the update is late
-        wanted = over and client not in self.revoked and self.committer.wants_late(client, number, ahead)
-        self.intake.go_on_without(client, number, wanted=wanted)
+        return over and client not in self.revoked and self.committer.wants_late(client, number, ahead)
+
+    def go_on_without(self, client: str, number: int) -> None:
+        """What a client has sent so far is not thrown away if it is still wanted."""
+        self.intake.go_on_without(client, number, wanted=self._keeps_late(client, number))
+
+    def _keeps_late(self, client: str, number: int) -> bool:
+        """In memory, and of clients that are here only: one that never comes back would fill it for ever."""
+        return self.sessions.get(client) is not None and self.wants_late(client, number)
 
     async def take_evaluation(self, client: str, version: int, evaluation: Evaluation | None, failure: str) -> None:
         async with self.lock:
@@ -210,7 +226,8 @@ class RoundLoop:
         match action:
             case rounds.Train(clients):
                 if round.attempt == 0:
-                    self._asked_at = self._now()
+                    self._began_at, self._asked_at = self._now(), {}
+                self._asked_at |= dict.fromkeys(clients, self._now())
                 self._set_deadline(self.scheduler.patience(round.phase, round.asked))
                 self.roster.assign("train", round.number, round.attempt, clients, self._ends)
                 started = pb.RoundStarted(clients=sorted(clients), attempt=round.attempt, received=len(round.received))
@@ -224,9 +241,10 @@ class RoundLoop:
                 self._set_deadline(self.scheduler.patience(round.phase, round.asked))
             case rounds.Release(clients):
                 self.roster.release(clients)
-                if round.phase is Phase.AGGREGATING:
-                    self.scheduler.cut_off(clients, round.number, self._asked_at, self._now())
                 for client in clients:
+                    if round.phase is Phase.AGGREGATING:
+                        asked_at = self._asked_at.get(client, self._began_at)
+                        self.scheduler.cut_off(client, round.number, asked_at, self._now())
                     self.go_on_without(client, round.number)
             case rounds.Verify(clients) if self.verifying:
                 self._set_deadline(self.scheduler.patience(round.phase, round.asked))
@@ -265,7 +283,7 @@ class RoundLoop:
             await self.apply(event)
 
     async def _aggregate(self, clients: frozenset[str]) -> None:
-        training_seconds = self._training_seconds = self._now() - self._asked_at
+        training_seconds = self._training_seconds = self._now() - self._began_at
         updates = {client: self.intake.whole[client] for client in sorted(clients)}
         made = await self.threads.in_aggregator(self.committer.aggregate, updates, self.threads.workers, self._terms)
         if isinstance(made, Proposal):
@@ -297,6 +315,7 @@ class RoundLoop:
     async def _store_model(self, committed: Committed, training_seconds: float) -> None:
         async with self.lock:
             await self._commit(committed, training_seconds)
+        await self.intake.cleared_away()
         await self.threads.in_worker(self.store.retire_round, committed.stored.version, self._settings.keep_models)
 
     async def _commit(self, committed: Committed, training_seconds: float) -> None:
@@ -321,7 +340,7 @@ class RoundLoop:
         def publish() -> None:
             self.verifying = None
             self.committer.adopt(committed, self.intake.whole)
-            self.intake.clear(committed.stored.version, self.committer.wants_late)
+            self.intake.clear(committed.stored.version, self._keeps_late)
             self.rows_evicted += record["history_evicted"]
             self.newest_record = record
 

@@ -32,7 +32,7 @@ class Scheduler:
         self._evaluating = (newest, accuracies.get(newest, {}))  # it may still be under way
         self._durations: dict[tuple[str, int], float] = {}  # of trainings, by client and round; the newest last
         self._paces: dict[str, Pace] = {}
-        self._cut_off: dict[str, tuple[int, float]] = {}  # in which round, and when it was asked
+        self._cut_off: dict[tuple[str, int], float] = {}  # by client and round: when it was asked
         self._began_unix = store.began_unix()
 
     # ---- what it is told -----------------------------------------------------------------------
@@ -42,18 +42,21 @@ class Scheduler:
         self._paces[client] = Pace(seconds)
         self._remember(client, round_number, seconds)
 
-    def cut_off(self, clients: Iterable[str], round_number: int, asked_at: float, now: float) -> None:
-        """The round went on without these: they would have taken longer, who knows how much."""
-        for client in clients:
-            self._paces[client] = self._paces.get(client, Pace(0.0)).cut_off(now - asked_at)
+    def cut_off(self, client: str, round_number: int, asked_at: float, now: float) -> None:
+        """The round went on without it: it would have taken longer, who knows how much."""
+        pace = self._paces[client] = self._paces.get(client, Pace(0.0)).cut_off(now - asked_at)
+        if pace.hangs:  # which says nothing of how long trainings take
+            for key in [key for key in self._cut_off if key[0] == client]:
+                del self._cut_off[key]
+                self._durations.pop(key, None)
+        else:
             self._remember(client, round_number, now - asked_at)
-            self._cut_off[client] = (round_number, asked_at)
+            self._cut_off[client, round_number] = asked_at
 
     def came_late(self, client: str, round_number: int, now: float) -> None:
         """It announces an update: if its training was cut off, now it is known how long that took."""
-        cut_off_in, asked_at = self._cut_off.get(client, (-1, 0.0))
-        if cut_off_in == round_number:
-            del self._cut_off[client]  # a repetition says nothing new
+        asked_at = self._cut_off.pop((client, round_number), None)  # a repetition says nothing new
+        if asked_at is not None:
             self._paces[client] = replace(self._paces[client], seconds=now - asked_at)
             self._remember(client, round_number, now - asked_at)
 
@@ -117,7 +120,9 @@ class Scheduler:
     def _remember(self, client: str, round_number: int, seconds: float) -> None:
         self._durations[client, round_number] = seconds
         if len(self._durations) > deadlines.REMEMBERED:
-            del self._durations[next(iter(self._durations))]
+            oldest = next(iter(self._durations))
+            del self._durations[oldest]
+            self._cut_off.pop(oldest, None)
 
     def _evaluators(self, round: Round, sessions: Sequence[Session]) -> frozenset[str]:
         able = [self._candidate(session) for session in sessions if session.member.test_samples]

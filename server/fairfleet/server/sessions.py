@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fairfleet.common.errors import ContestedIdentity, LimitReached, SessionUnknown, Superseded
 
@@ -27,6 +28,14 @@ class Member:
     test_samples: int
     codecs: tuple[str, ...]  # and what else it knows of compression
     verifies: bool = False  # can try a step before it is taken
+    since: int = 0  # the fence of its process's first Join; 0: this is it
+
+
+class Speaker(NamedTuple):
+    """The process that joined as a client last, and the fence of its first Join: the larger, the newer it is."""
+
+    instance: str
+    since: int
 
 
 @dataclass
@@ -50,6 +59,7 @@ class Sessions:
         self._by_id: dict[str, Session] = {}
         self._by_client: dict[str, Session] = {}
         self._superseded: OrderedDict[str, str] = OrderedDict()
+        self._speakers: OrderedDict[str, Speaker] = OrderedDict()  # by client, also of those that are gone
         self._takeovers: defaultdict[str, deque[float]] = defaultdict(deque)
 
     def __len__(self) -> int:
@@ -59,6 +69,7 @@ class Sessions:
         return list(self._by_client.values())
 
     def join(self, member: Member, now: float) -> Session:
+        self._refuse_older(member)
         holder = self._by_client.get(member.client)
         if holder is not None:
             if holder.member.instance != member.instance:
@@ -70,6 +81,7 @@ class Sessions:
         self._fence += 1
         session = Session(secrets.token_hex(16), self._fence, member, now)
         self._by_id[session.id] = self._by_client[member.client] = session
+        self._let_speak(member)
         return session
 
     def of(self, id: str, now: float) -> Session:
@@ -78,9 +90,7 @@ class Sessions:
             session.last_seen = now
             return session
         if client := self._superseded.get(id):
-            raise Superseded(
-                f"another process joined as {client} and took over. Stop one of the two, or give each its own --name."
-            )
+            raise taken_over(client)
         raise SessionUnknown("this session is not known here (the server restarted, or the lease ended); join again")
 
     def get(self, client: str) -> Session | None:
@@ -93,6 +103,18 @@ class Sessions:
 
     def expired(self, now: float) -> list[Session]:
         return [s for s in self._by_client.values() if not s.polls and now - s.last_seen > self.lease_seconds]
+
+    def _refuse_older(self, member: Member) -> None:
+        """A process that lost its link, and with it its session, must not take the client back from a newer one."""
+        speaker = self._speakers.get(member.client)
+        if speaker and speaker.instance != member.instance and 0 < member.since < speaker.since:
+            raise taken_over(member.client)
+
+    def _let_speak(self, member: Member) -> None:
+        self._speakers[member.client] = Speaker(member.instance, member.since or self._fence)
+        self._speakers.move_to_end(member.client)
+        if len(self._speakers) > self._limit + SUPERSEDED_REMEMBERED:
+            self._speakers.popitem(last=False)
 
     def _supersede(self, holder: Session) -> None:
         self._superseded[holder.id] = holder.client
@@ -109,3 +131,9 @@ class Sessions:
                 "processes claim this identity. Stop one of them, or give each its own --name."
             )
         times.append(now)
+
+
+def taken_over(client: str) -> Superseded:
+    return Superseded(
+        f"another process joined as {client} and took over. Stop one of the two, or give each its own --name."
+    )

@@ -1,7 +1,7 @@
 """Updates on their way in: checked, written and decoded chunk by chunk, resumable at every chunk.
 
 What is made durable is the stream as it was received; the float32 row is decoded along the way and
-can be rebuilt from it. The methods of `Upload` run in worker threads.
+can be rebuilt from it. The methods of `Upload` that take turns run in worker threads.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from fairfleet.common.stream import Decoder, read_records, record_bytes, write_r
 from fairfleet.common.tensors import Model
 from fairfleet.server.durable import sync, sync_folder
 from fairfleet.server.store import StoredUpdate
+from fairfleet.server.turns import Turn
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,25 @@ class Announced:
 
 
 class Upload:
-    def __init__(self, announced: Announced, row: Model, path: Path | None) -> None:
+    def __init__(self, announced: Announced, row: Model, path: Path | None, turn: Turn | None = None) -> None:
         """`path` is where the stream is kept; None keeps it in memory only, as the decoded row."""
         self.announced = announced
         self.row = row
-        self.path = path
         self.token = b""
-        self._busy = threading.Lock()  # a stream that was replaced may still be inside `take`
+        self._path = path
+        self._turn = turn or Turn()  # a stream that was replaced may still be inside `take`
         self._decoder = Decoder(row, codec_named(announced.codec))
         self._file: BinaryIO | None = None
         self.spoiled = False  # everything came, and is not what was announced: no resumption mends that
         self._finished = False
         self._given_up = False
+        self._in_memory = path is None
         self._tag = tag_of(announced.round, announced.client, announced.digest)
+
+    @property
+    def path(self) -> Path | None:
+        """Where the stream is kept, while it is."""
+        return None if self._in_memory else self._path
 
     @property
     def offset_bytes(self) -> int:
@@ -57,17 +63,18 @@ class Upload:
 
     def reopen(self) -> bytes:
         """A new token: the stream that held the old one can no longer write."""
-        with self._busy:
+        with self._turn.taken():
             self._check_wanted()
-            if self.path is not None and self._file is None:
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            path = self.path
+            if path is not None and self._file is None:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
                 self._file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115  # closed by finish or discard
                 self._recover(self._file)
             self.token = secrets.token_bytes(16)
             return self.token
 
     def take(self, token: bytes, messages: Iterable[bytes]) -> None:
-        with self._busy:
+        with self._turn.taken():
             self._take(token, messages)
 
     def _take(self, token: bytes, messages: Iterable[bytes]) -> None:
@@ -84,7 +91,7 @@ class Upload:
 
     def finish(self, token: bytes, rest: Iterable[bytes] = ()) -> None:
         """With the rest everything came and is what was announced; it is on the disk when this returns."""
-        with self._busy:
+        with self._turn.taken():
             self._take(token, rest)
             self._check(token)
             if self._finished:
@@ -99,9 +106,10 @@ class Upload:
             except (Corrupted, OutOfOrder):
                 self.spoiled = True
                 raise
-            if self._file is not None and self.path is not None:
-                sync(self._file.fileno(), self.path)
-                sync_folder(self.path.parent)
+            path = self.path
+            if self._file is not None and path is not None:
+                sync(self._file.fileno(), path)
+                sync_folder(path.parent)
                 self._file.close()
             self._finished = True
 
@@ -120,21 +128,20 @@ class Upload:
 
     def go_on_in_memory(self) -> None:
         """Its round goes on without it: what came stays decoded, its stream may go on, but nothing needs the file."""
-        with self._busy:
-            if self._file is not None and self.path is not None:
-                self._file.close()
-                self.path.unlink(missing_ok=True)
-            self._file = self.path = None
+        self._in_memory = True
+        self._turn.clear_away(self._remove_file)
 
     def discard(self) -> None:
         """Ends it for good: no stream can write any more. Once only: its file's name may be another's afterwards."""
-        with self._busy:
-            if self._given_up:
-                return
+        if not self._given_up:
             self.token, self._given_up = b"", True
-            if self._file is not None and self.path is not None:
-                self._file.close()
-                self.path.unlink(missing_ok=True)
+            self._turn.clear_away(self._remove_file)
+
+    def _remove_file(self) -> None:
+        if self._file is not None and self._path is not None:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
+            self._file = None
 
     def _recover(self, file: BinaryIO) -> None:
         """Takes up what an earlier server left of this stream; a torn record at its end is written over."""

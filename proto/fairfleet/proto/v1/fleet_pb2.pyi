@@ -76,6 +76,7 @@ class JoinRequest(google.protobuf.message.Message):
     SIGNATURE_FIELD_NUMBER: builtins.int
     SOFTWARE_FIELD_NUMBER: builtins.int
     VERIFIES_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
     client: builtins.str
     """the identity: 1 to 64 of a-z A-Z 0-9 . _ -"""
     instance: builtins.str
@@ -91,6 +92,8 @@ class JoinRequest(google.protobuf.message.Message):
     """name and version, for people to read"""
     verifies: builtins.bool
     """this client can do a VerifyTask"""
+    since: builtins.int
+    """the fence that this process's first Join was answered; 0: this is its first"""
     @property
     def codecs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """known to this client, best first: codecs, and topk and zstd for all made with them"""
@@ -112,9 +115,10 @@ class JoinRequest(google.protobuf.message.Message):
         signature: fairfleet.proto.v1.model_pb2.Signature | None = ...,
         software: builtins.str = ...,
         verifies: builtins.bool = ...,
+        since: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["signature", b"signature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "codecs", b"codecs", "device", b"device", "instance", b"instance", "protocol_version", b"protocol_version", "signature", b"signature", "software", b"software", "test_samples", b"test_samples", "train_samples", b"train_samples", "verifies", b"verifies"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "codecs", b"codecs", "device", b"device", "instance", b"instance", "protocol_version", b"protocol_version", "signature", b"signature", "since", b"since", "software", b"software", "test_samples", b"test_samples", "train_samples", b"train_samples", "verifies", b"verifies"]) -> None: ...
 
 Global___JoinRequest: typing_extensions.TypeAlias = JoinRequest
 

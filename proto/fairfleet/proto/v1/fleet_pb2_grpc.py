@@ -108,6 +108,7 @@ class FleetServicer(object):
     def Join(self, request, context):
         """Opens a session, or takes over from an older one of the same client. Safe to repeat.
 
+        ABORTED              a process that joined for the first time after this one speaks for the client: stop.
         FAILED_PRECONDITION  the protocol versions do not match, or no codec is known to both: upgrade one side.
         INVALID_ARGUMENT     the client's model is not the federation's; the message names the first difference.
         ALREADY_EXISTS       two processes keep taking this identity from each other; the holder keeps it.

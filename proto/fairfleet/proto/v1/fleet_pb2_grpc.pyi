@@ -266,6 +266,7 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchMo
     Join: _FleetJoinType
     """Opens a session, or takes over from an older one of the same client. Safe to repeat.
 
+    ABORTED              a process that joined for the first time after this one speaks for the client: stop.
     FAILED_PRECONDITION  the protocol versions do not match, or no codec is known to both: upgrade one side.
     INVALID_ARGUMENT     the client's model is not the federation's; the message names the first difference.
     ALREADY_EXISTS       two processes keep taking this identity from each other; the holder keeps it.
@@ -384,6 +385,7 @@ class FleetServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[fairfleet.proto.v1.fleet_pb2.JoinResponse, collections.abc.Awaitable[fairfleet.proto.v1.fleet_pb2.JoinResponse]]:
         """Opens a session, or takes over from an older one of the same client. Safe to repeat.
 
+        ABORTED              a process that joined for the first time after this one speaks for the client: stop.
         FAILED_PRECONDITION  the protocol versions do not match, or no codec is known to both: upgrade one side.
         INVALID_ARGUMENT     the client's model is not the federation's; the message names the first difference.
         ALREADY_EXISTS       two processes keep taking this identity from each other; the holder keeps it.

@@ -1,0 +1,54 @@
+"""Two processes claim one identity while the link of one of them is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.fleet import Fleet, until
+from tests.e2e.relay import Relay
+
+
+class Relayed(Fleet):
+    """Clients that are started while there is a relay go through it."""
+
+    relay: Relay | None = None
+
+    def address_for(self, name: str) -> str:
+        return self.relay.address if self.relay else self.address
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Relayed]:
+    fleet = Relayed(tmp_path)
+    try:
+        yield fleet
+    finally:
+        fleet.end()
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same server", "server restarted meanwhile"])
+def test_a_process_that_was_cut_off_does_not_take_the_identity_back_from_a_newer_one(
+    fleet: Relayed, restarted: bool
+) -> None:
+    fleet.init()
+    fleet.start_server(round__minimum_clients=3, lease_seconds=60)
+    relay = fleet.relay = Relay(fleet.port)
+    older = fleet.clients["older"] = fleet.start_client("device")
+    until(lambda: fleet.status().connected == 1, "the older process")
+    relay.cut()
+    fleet.relay = None
+    newer = fleet.start_client("device")
+    until(lambda: fleet.log("server.log").count("client device joined") == 2, "the newer process")
+    if restarted:
+        fleet.kill_server()
+        fleet.start_server(round__minimum_clients=3, lease_seconds=60)
+        until(lambda: fleet.log("server.log").count("client device joined") == 3, "the newer process again")
+    relay.mend()
+    assert older.wait(60) != 0
+    assert "another process joined as device and took over" in fleet.log("device.log")
+    assert newer.poll() is None
+    assert fleet.status().connected == 1
+    relay.cut()
