@@ -278,7 +278,7 @@ class RoundLoop:
         answers = await self.threads.in_database(trials_of, self.store, number, step)
         async with self.lock:
             self.verifying = Verifying(proposal, answers)
-            clients = self.verifying.to_ask(self.round.received, self.sessions)
+            clients = self.verifying.to_ask(self.round.received, self.sessions, self.committer.downlink.codec)
             await self.apply(rounds.StepProposed(clients))
 
     async def _take_step(self) -> None:
