@@ -316,7 +316,7 @@ class RoundLoop:
         # Before the next round's clients are chosen, which the same transaction does.
         updates = [update for update, _ in self.intake.whole.values()]
         self.scheduler.counted(updates)
-        told = self.aftermath.committed(self.round.number, updates, record["dropped"])
+        told = self.aftermath.committed(self.round.number, updates, sorted(self.round.late))
 
         def publish() -> None:
             self.verifying = None
