@@ -125,6 +125,22 @@ def test_a_server_killed_while_a_step_is_tried_asks_only_those_who_have_not_answ
     prove(fleet, 2)
 
 
+def test_trying_other_lengths_after_a_restart_asks_again_and_goes_on(fleet: Fleet) -> None:
+    fleet.init(task="quadratic")
+    settings = {"rounds": 1, "verification__deadline_seconds": 30.0, **VERIFIED}
+    fleet.start_server(**settings)
+    start(fleet, {"a": 1.0})
+    start(fleet, {"b": 1.5}, trouble="hang")
+    until(lambda: fleet.state.exists() and fleet.query("select client from trials"), "the first answer")
+    fleet.kill_server()
+    fleet.kill_client("b")
+    fleet.start_server(**settings | {"verification__halvings": 5})
+    start(fleet, {"b": 1.5})
+    fleet.wait_for_version(1)
+    found = fleet.records()[0]["verification"]
+    assert (found["answered"], len(found["tried"])) == (["a", "b"], 6)
+
+
 def test_fedmdfg_searches_the_line_by_the_same_trials(fleet: Fleet) -> None:
     fleet.init(task="quadratic")
     fleet.start_server(rounds=2, rule__name="fedmdfg", rule__s=2)

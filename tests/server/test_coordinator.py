@@ -279,6 +279,20 @@ def test_a_paused_federation_does_not_give_up_for_want_of_clients(tmp_path: Path
     asyncio.run(scenario())
 
 
+def test_the_surplus_of_over_selection_was_dropped_but_not_cut_off_by_a_deadline(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path, **soon(clients=2, over_selection=1.5, deadline_seconds=60)) as server:
+            await server.join("a", "b", "c")
+            await server.until(lambda: all(server.coordinator.doing(client) == "train" for client in "abc"))
+            for client in "ab":
+                await server.send(client, 0)
+            await server.until(lambda: server.coordinator.publication.version == 1)
+            (record,) = server.store.records(0, 0)
+            assert (record["dropped"], record["cut_off"]) == (["c"], [])
+
+    asyncio.run(story())
+
+
 def test_rows_that_the_history_forgets_are_counted(tmp_path: Path) -> None:
     async def scenario() -> None:
         tight = {"history": {"keep_bytes": 40}}

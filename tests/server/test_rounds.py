@@ -75,6 +75,22 @@ def test_the_first_enough_of_those_asked_end_the_round() -> None:
     assert (done.phase, actions) == (Phase.AGGREGATING, (Release(people("b")), Aggregate(people("a", "c"))))
 
 
+def test_only_those_who_owe_an_update_when_a_deadline_passes_are_late() -> None:
+    chosen = ClientsChosen(people("a", "b", "left", "slow"))
+    cut = after(Round(0), chosen, ClientLost("left"), UpdateStored("a"), UpdateStored("b"), DeadlinePassed(0))
+    assert (cut.phase, cut.lost, cut.late) == (Phase.AGGREGATING, people("left", "slow"), people("slow"))
+    surplus = after(Round(0), ClientsChosen(people("a", "b", "c"), wanted=2), UpdateStored("a"), UpdateStored("b"))
+    assert (surplus.phase, surplus.lost, surplus.late) == (Phase.AGGREGATING, people("c"), people())
+
+
+def test_whoever_comes_after_the_deadline_but_before_the_round_goes_on_is_not_late() -> None:
+    waiting = after(Round(0), ClientsChosen(people("a", "b", "c", "d")), UpdateStored("a"), DeadlinePassed(0))
+    assert (waiting.phase, waiting.late) == (Phase.WAITING, people("b", "c", "d"))
+    assert round_from_json(round_to_json(waiting)) == waiting
+    done = after(waiting, ClientRevoked("d"), UpdateStored("b"))
+    assert (done.phase, done.late) == (Phase.AGGREGATING, people("c"))
+
+
 def test_a_missed_quorum_keeps_what_came_in_and_asks_more() -> None:
     short = after(Round(0), ClientsChosen(people("a", "b", "c", "d")), UpdateStored("a"), DeadlinePassed(0))
     assert (short.phase, short.attempt, short.received) == (Phase.WAITING, 1, people("a"))

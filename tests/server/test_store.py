@@ -83,6 +83,18 @@ def test_a_state_directory_of_version_2_gets_the_tables_of_measured_steps_as_the
     assert migrated == today
 
 
+def test_whoever_comes_back_is_found_without_looking_at_all_who_were_ever_cut_off(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "federation.db") as database:  # as version 3 had it
+        database.execute("DROP INDEX cut_off_by_client")
+        database.execute("UPDATE meta SET value = '3' WHERE key = 'schema_version'")
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "federation.db") as database:
+        question = "UPDATE cut_off SET loss_after = 1 WHERE client = 'ann' AND loss_after IS NULL AND round < 7"
+        plan = database.execute(f"EXPLAIN QUERY PLAN {question}").fetchall()
+    assert [line[3] for line in plan] == ["SEARCH cut_off USING INDEX cut_off_by_client (client=? AND loss_after=?)"]
+
+
 def test_a_directory_whose_making_was_cut_short_is_made_again(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with sqlite3.connect(tmp_path / "federation.db") as database:

@@ -240,17 +240,16 @@ class Agent:
     # ---- trying a step -------------------------------------------------------------------------
 
     def _verify(self, asked: pb.VerifyTask) -> None:
-        try:
-            self._held.fetch(asked.model)
-            step = self._held.fetch_step(asked.step)
-        except NotKept as error:
-            log.info("%s is no longer wanted: %s", asked.id, error)
-            return
         losses, failure = list[float](), ""
         try:
             assert isinstance(self.task, Measuring), "only such are asked"
+            self._held.fetch(asked.model)
+            step = self._held.fetch_step(asked.step)
             with self._heartbeat.during(asked.id) as progress:
                 losses += trial_losses(self.task, self._held.received, step, asked.halvings, progress)
+        except NotKept as error:
+            log.info("%s is no longer wanted: %s", asked.id, error)
+            return
         except Abandoned:
             if self._link.stopped:
                 raise Stopped from None
@@ -258,7 +257,7 @@ class Agent:
             return
         except (Stopped, *FINAL):
             raise
-        except Exception as error:  # a stranger's code
+        except Exception as error:  # a stranger's code, or a step that cannot be decoded: this round goes on without us
             log.exception("%s failed", asked.id)
             losses, failure = [], f"{type(error).__name__}: {error}"[:300]
         told = {"round": asked.model.version, "step_digest": asked.step.digest, "failure": failure}

@@ -38,18 +38,18 @@ class Aftermath:
         self._newest = {client: Reported(one.loss or 0.0, one.last_round or 0) for client, one in past}
         self._away = records.still_away(store)
 
-    def committed(self, round_number: int, updates: Sequence[StoredUpdate], dropped: Sequence[str]) -> Told:
-        """A round is about to be committed, of these updates and without those who were dropped."""
+    def committed(self, round_number: int, updates: Sequence[StoredUpdate], cut_off: Sequence[str]) -> Told:
+        """A round is about to be committed, of these updates and without those who missed a deadline."""
         now = {update.client: Reported(update.report.loss_before, round_number) for update in updates}
         measured = measure(round_number - 1, self._newest, now)
         back = {client: now[client] for client in now.keys() & self._away}
         told = Told([records.came_back_write(back)] if back else [], measured)
         if measured:
             told.writes.append(records.measure_write(measured.round, measured.improved, measured.clients))
-        if dropped:
-            told.writes.append(records.cut_off_write(round_number, {name: self._newest.get(name) for name in dropped}))
+        if cut_off:
+            told.writes.append(records.cut_off_write(round_number, {name: self._newest.get(name) for name in cut_off}))
         self._newest |= now
-        self._away = (self._away - back.keys()) | set(dropped)
+        self._away = (self._away - back.keys()) | set(cut_off)
         return told
 
 

@@ -214,7 +214,10 @@ class Committer:
         return Proposal(made, trials, change, time.perf_counter() - made.began)
 
     def take(self, proposal: Proposal, halvings: int | None, updates: Updates, workers: Executor) -> Committed:
-        """Of a proposed step, 2^-halvings; or none: then the next model is this one, and nothing is remembered."""
+        """Of a proposed step, 2^-halvings; or none: then the next model is this one.
+
+        Rule and optimizer then remember nothing of the round; the history keeps its updates in either case.
+        """
         made, began, model = proposal.made, time.perf_counter(), self._spare
         if halvings is None:
             model.overwrite(self.model)

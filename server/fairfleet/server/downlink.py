@@ -38,7 +38,7 @@ class Downlink:
 
     @property
     def changes(self) -> tuple[Publication, ...]:
-        """Of the newest versions, each from the one before it, without a gap. A restart forgets them."""
+        """Of the newest versions, each from the one before it; none where no step was taken. A restart forgets them."""
         return tuple(self._changes)
 
     def publish(self, before: Model, wanted: Model, version: int) -> Change:

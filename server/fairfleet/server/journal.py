@@ -29,5 +29,5 @@ def round_to_json(round: Round) -> str:
 
 def round_from_json(text: str) -> Round:
     fields = json.loads(text)
-    sets = {key: frozenset(fields[key]) for key in ("asked", "received", "lost")}
+    sets = {key: frozenset(fields.get(key, ())) for key in ("asked", "received", "lost", "late")}
     return Round(**{**fields, **sets, "phase": Phase(fields["phase"])})

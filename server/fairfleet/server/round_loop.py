@@ -296,7 +296,7 @@ class RoundLoop:
         answers = await self.threads.in_database(trials_of, self.store, number, step)
         async with self.lock:
             self.verifying = Verifying(proposal, answers)
-            clients = self.verifying.to_ask(self.round.received, self.sessions)
+            clients = self.verifying.to_ask(self.round.received, self.sessions, self.committer.downlink.codec)
             await self.apply(rounds.StepProposed(clients))
 
     async def _take_step(self) -> None:
@@ -335,7 +335,7 @@ class RoundLoop:
         # Before the next round's clients are chosen, which the same transaction does.
         updates = [update for update, _ in self.intake.whole.values()]
         self.scheduler.counted(updates)
-        told = self.aftermath.committed(self.round.number, updates, record["dropped"])
+        told = self.aftermath.committed(self.round.number, updates, sorted(self.round.late))
 
         def publish() -> None:
             self.verifying = None

@@ -60,6 +60,7 @@ class Round:
     asked: Clients = NOBODY  # owe an update, a trial of the step, or an evaluation
     received: Clients = NOBODY  # whose update is stored
     lost: Clients = NOBODY  # asked in this round, then gone
+    late: Clients = NOBODY  # of those asked or lost: owed an update when a deadline passed
     paused: bool = False
     stopping: str = ""  # why the federation is to end after this round
 
@@ -224,19 +225,21 @@ def step(round: Round, event: Event, policy: Policy) -> tuple[Round, tuple[Actio
                 round,
                 asked=round.asked - {client},
                 lost=round.lost - {client},
+                late=round.late - {client},
                 received=round.received | {client},
             )
             return _settle(taken, policy)
         case ((Phase.WAITING | Phase.TRAINING), ClientLost(client)) if client in round.asked:
             return _settle(replace(round, asked=round.asked - {client}, lost=round.lost | {client}), policy)
         case ((Phase.WAITING | Phase.TRAINING), ClientRevoked(client)) if client in round.asked | round.lost:
-            left = replace(round, asked=round.asked - {client}, lost=round.lost - {client})
+            left = replace(round, asked=round.asked - {client}, lost=round.lost - {client}, late=round.late - {client})
             able = len(left.asked | left.lost | left.received)  # more than are wanted may have been asked
             return _settle(replace(left, wanted=min(left.wanted, able)), policy)
         case Phase.TRAINING, DeadlinePassed(attempt) if attempt == round.attempt:
-            return _aggregate(round) if round.enough(policy) else _wait_for_more(round)
+            late = _late(round)
+            return _aggregate(late) if late.enough(policy) else _wait_for_more(late)
         case Phase.WAITING, DeadlinePassed(attempt) if attempt == round.attempt:
-            return _waited_in_vain(round, policy)
+            return _waited_in_vain(_late(round), policy)
         case Phase.AGGREGATING, StepProposed(clients) if clients <= round.received:
             verifying = replace(round, phase=Phase.VERIFYING, asked=clients)
             return (verifying, (Verify(clients),)) if clients else _commit(verifying)
@@ -277,7 +280,12 @@ def step(round: Round, event: Event, policy: Policy) -> tuple[Round, tuple[Actio
 
 def _training(round: Round, clients: Clients, some: int) -> Round:
     wanted = max(round.wanted, some + len(round.received))
-    return replace(round, phase=Phase.TRAINING, asked=round.asked | clients, lost=round.lost - clients, wanted=wanted)
+    asked, lost, late = round.asked | clients, round.lost - clients, round.late - clients
+    return replace(round, phase=Phase.TRAINING, asked=asked, lost=lost, late=late, wanted=wanted)
+
+
+def _late(round: Round) -> Round:
+    return replace(round, late=round.late | round.asked)
 
 
 def _settle(round: Round, policy: Policy) -> tuple[Round, tuple[Action, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 metadata = sa.MetaData()
 meta = sa.Table("meta", metadata, sa.Column("key", sa.Text, primary_key=True), sa.Column("value", sa.Text))
@@ -76,6 +76,7 @@ cut_off = sa.Table(
     sa.Column("round_before", sa.Integer),
     sa.Column("loss_after", sa.Float),  # by its next report; null: there is none yet
     sa.Column("round_after", sa.Integer),
+    sa.Index("cut_off_by_client", "client", "loss_after"),
 )
 history = sa.Table(
     "history",

@@ -130,6 +130,7 @@ class Store:
             metadata.create_all(self._engine)
             with self._engine.begin() as connection:
                 _put(connection, "schema_version", str(SCHEMA_VERSION))
+            faults.passed("transaction of new tables")
         found = int(self._get("schema_version") or 0)
         if found > SCHEMA_VERSION or found < min(MIGRATIONS):
             raise StateDirError(
@@ -145,6 +146,7 @@ class Store:
             with self._engine.begin() as connection:
                 MIGRATIONS[version](connection, self.folder)
                 _put(connection, "schema_version", str(version + 1))
+            faults.passed(f"transaction of the migration from schema version {version}")
             log.info("%s: schema version %d is now %d", self.folder, version, version + 1)
 
     def _match_directory(self) -> None:
@@ -155,6 +157,7 @@ class Store:
         if there is None and self._may_migrate:
             with self._engine.begin() as connection:
                 _put(connection, "directory", here)
+            faults.passed("transaction of the directory's mark")
         elif there is not None and here != there:
             raise StateDirError(
                 f"{self.folder} and database {self._database.name} belong to different federations. "
@@ -199,6 +202,7 @@ class Store:
         with self._engine.begin() as connection:
             boot = int(connection.scalar(sa.select(meta.c.value).where(meta.c.key == "boots")) or 0) + 1
             _put(connection, "boots", str(boot))
+        faults.passed("transaction of a boot")
         return boot
 
     # ---- rounds --------------------------------------------------------------------------------
@@ -543,6 +547,7 @@ class Store:
         with self._engine.begin() as connection:
             connection.execute(revocations.delete().where(revocations.c.client == client))
             connection.execute(revocations.insert().values(client=client, reason=reason))
+        faults.passed("transaction of a revocation")
 
     def revoked(self) -> dict[str, str]:
         with self._reading() as connection:

@@ -216,7 +216,8 @@ def searched_rate(made: Recipe, choice: Direction, entry: Entry) -> float:
     factors = [trials.factor(halvings) for halvings in range(trials.halvings + 1)]
     after = np.array([losses_after(eta * factor * vector) for factor in factors])
     cohort = choice.cohort
-    return factors[trials.search(cohort.clients, cohort.losses, after, rate=eta).halvings]
+    found = trials.search(cohort.clients, cohort.losses, after, rate=eta)
+    return factors[found.halvings] if found else 1.0
 
 
 def compare(vectors: Vectors, case: Record, played: Played) -> Verdict:

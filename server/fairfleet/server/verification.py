@@ -6,6 +6,7 @@ owners can say. Pure functions of the losses they report.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -38,8 +39,14 @@ class Verdict:
     improved: tuple[float, ...] = ()  # by trial: share of those who answered whose loss fell
 
 
+def speaks(losses: Sequence[float]) -> bool:
+    """Whether an answer tells anything: losses that are infinite after every trial, however short, do not."""
+    return any(map(math.isfinite, losses))
+
+
 def decide(trials: Trials, terms: Terms, before: Losses, answers: Answers, rate: float = 1.0) -> Verdict:
     """`before` has the losses of all participants under the model as it is."""
+    answers = {client: losses for client, losses in answers.items() if speaks(losses)}
     if len(answers) < max(1.0, terms.quorum * len(before)):
         return _fall_back(trials, terms, (), f"{len(answers)} of {len(before)} participants answered")
     clients = sorted(answers)
@@ -48,6 +55,10 @@ def decide(trials: Trials, terms: Terms, before: Losses, answers: Answers, rate:
     improved = tuple(improved_shares(old, new))
     if trials.search is not None:
         found = trials.search(clients, old, new, rate=rate)
+        if found is None:
+            return _fall_back(
+                trials, terms, improved, "the rule's line search: some loss is infinite after every trial"
+            )
         why = "the rule's line search" + ("" if found.accepted else " accepted none; the best of those tried")
         return Verdict("accepted" if found.accepted else "searched", why, found.halvings, improved)
     for halvings, share in enumerate(improved):

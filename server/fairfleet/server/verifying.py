@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fairfleet.common.codecs import needs
 from fairfleet.common.errors import BadRequest
 from fairfleet.server.committing import Proposal
 from fairfleet.server.round_records import Updates
-from fairfleet.server.sessions import Sessions
-from fairfleet.server.verification import Terms, Verdict, decide
+from fairfleet.server.sessions import Member, Sessions
+from fairfleet.server.verification import Terms, Verdict, decide, speaks
 
 Found = tuple[float, ...] | None  # a loss per trial; None: the client could not
 
@@ -23,7 +24,8 @@ Found = tuple[float, ...] | None  # a loss per trial; None: the client could not
 class Verifying:
     def __init__(self, proposal: Proposal, answers: dict[str, Found]) -> None:
         self.proposal = proposal
-        self._answers = answers  # from before a restart, and those that come
+        # From before a restart, perhaps with other settings, and those that come.
+        self._answers = {client: found for client, found in answers.items() if found is None or self._fits(found)}
         self._began = time.monotonic()
 
     @property
@@ -31,18 +33,27 @@ class Verifying:
         """Its digest."""
         return self.proposal.publication.digest
 
-    def to_ask(self, participants: Iterable[str], sessions: Sessions) -> frozenset[str]:
-        """Whoever may be able to and has not answered; of those who are not connected nobody knows."""
+    def to_ask(self, participants: Iterable[str], sessions: Sessions, codec: str) -> frozenset[str]:
+        """Whoever may be able to and has not answered; of those who are not connected nobody knows.
+
+        `codec` is the one in which the step is sent.
+        """
         connected = {client: sessions.get(client) for client in participants if client not in self._answers}
-        return frozenset(client for client, session in connected.items() if session is None or session.member.verifies)
+        return frozenset(
+            client for client, session in connected.items() if session is None or can_try(session.member, codec)
+        )
 
     def check(self, client: str, losses: Sequence[float]) -> None:
-        wanted = self.proposal.trials.halvings + 1
-        if len(losses) != wanted or any(math.isnan(loss) for loss in losses):
+        impossible = sum(math.isnan(loss) or loss == -math.inf for loss in losses)
+        if not self._fits(losses) or impossible:
             raise BadRequest(
-                f"client {client} tried a step and sent {len(losses)} losses, {sum(map(math.isnan, losses))} of them "
-                f"NaN; expected {wanted} numbers, infinite where a trial diverged"
+                f"client {client} tried a step and sent {len(losses)} losses, {impossible} of them NaN or -inf; "
+                f"expected {self.proposal.trials.halvings + 1} numbers, +inf where a trial diverged"
             )
+
+    def _fits(self, losses: Sequence[float]) -> bool:
+        """One for each trial of this step."""
+        return len(losses) == self.proposal.trials.halvings + 1
 
     def take(self, client: str, found: Found) -> None:
         self._answers[client] = found
@@ -53,7 +64,7 @@ class Verifying:
         return decide(self.proposal.trials, terms, before, answers, self.proposal.rate)
 
     def record(self, verdict: Verdict, participants: Iterable[str]) -> dict[str, Any]:
-        answered = {client for client, found in self._answers.items() if found is not None}
+        answered = {client for client, found in self._answers.items() if found is not None and speaks(found)}
         trials = self.proposal.trials
         return {
             "outcome": verdict.outcome,
@@ -65,3 +76,7 @@ class Verifying:
             "silent": sorted(set(participants) - answered),
             "seconds": time.monotonic() - self._began,
         }
+
+
+def can_try(member: Member, codec: str) -> bool:
+    return member.verifies and needs(codec) <= set(member.codecs)

@@ -653,7 +653,7 @@ class RoundRecord(google.protobuf.message.Message):
 
     @property
     def cut_off(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CutOff]:
-        """what became of those who were asked, but are not in the round"""
+        """whom deadlines cut off, and what became of them"""
 
     def __init__(
         self,

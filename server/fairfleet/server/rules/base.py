@@ -152,8 +152,8 @@ class Found(NamedTuple):
 
 
 class Search(Protocol):
-    def __call__(self, clients: Sequence[str], before: Vector, after: Vector, *, rate: float) -> Found:
-        """Which trial to take, by the losses before (one per client) and after (one line per trial).
+    def __call__(self, clients: Sequence[str], before: Vector, after: Vector, *, rate: float) -> Found | None:
+        """Which trial to take, by the losses before (one per client) and after (one line per trial); None: no one.
 
         `rate` is the optimizer's, of the step that was not lengthened.
         """

@@ -150,10 +150,11 @@ class Line:
         halvings = doublings + self.s + math.floor(math.log2(self.stretch))
         return Trials(min(max(halvings, 0), MOST_HALVINGS), doublings, self.search)
 
-    def search(self, clients: Sequence[str], before: Vector, after: Vector, *, rate: float) -> Found:
+    def search(self, clients: Sequence[str], before: Vector, after: Vector, *, rate: float) -> Found | None:
         """The first trial that lowers every loss as the slopes promise and, if guided, makes them more equal.
 
-        Else the longest that lowers their sum; else the one with the lowest.
+        Else the longest that lowers their sum; else the one with the lowest, of equals the shortest. None where
+        every sum is infinite: such losses say nothing of any length.
         """
         slopes, longest = np.array([self.slopes[client] for client in clients]), rate * self.trials().factor(0)
         equal, total = equality(before), before.sum()
@@ -163,4 +164,7 @@ class Line:
                 return Found(halvings, accepted=True)
         sums = after.sum(axis=1)
         lower = np.flatnonzero(sums < total)
-        return Found(int(lower[0] if len(lower) else np.argmin(sums)), accepted=False)
+        if len(lower):
+            return Found(int(lower[0]), accepted=False)
+        lowest = np.flatnonzero(np.isfinite(sums) & (sums == sums.min()))
+        return Found(int(lowest[-1]), accepted=False) if len(lowest) else None
