@@ -116,7 +116,8 @@ def test_the_fairness_gauges_equal_the_values_in_the_store_and_outlive_a_restart
 
 def test_a_scrape_tells_how_the_federation_stands_and_what_happened_in_it(fleet: Fleet, port: int) -> None:
     fleet.init()
-    fleet.start_server(http__port=port, rounds=4, round__minimum_clients=3, round__evaluate_every=2, rule__name="fedlf")
+    settings = {"round__minimum_clients": 3, "round__evaluate_every": 2, "verification__halvings": 1}
+    fleet.start_server(http__port=port, rounds=4, rule__name="fedlf", **settings)
     fleet.start_client("ann")
     fleet.start_client("bob")
     until(lambda: scrape(port)[series("fairfleet_clients", state="idle")] == 2, "two idle clients")
@@ -138,11 +139,13 @@ def test_a_scrape_tells_how_the_federation_stands_and_what_happened_in_it(fleet:
     assert found[series("fairfleet_upload_resumes_total")] == 0
     assert sum(value for (name, _), value in found.items() if name == "fairfleet_steps_total") == 4
     assert found[series("fairfleet_round_duration_seconds_count")] == 4
-    for phase, times in {"training": 4, "aggregating": 4, "committing": 4, "evaluating": 2}.items():
+    for phase, times in {"training": 4, "aggregating": 4, "verifying": 4, "committing": 4, "evaluating": 2}.items():
         assert found[series("fairfleet_phase_duration_seconds_count", phase=phase)] == times
     records = fleet.records()
     training = sum(record["training_seconds"] for record in records)
     assert found[series("fairfleet_phase_duration_seconds_sum", phase="training")] == pytest.approx(training)
+    assert found[series("fairfleet_verifications_total", outcome="accepted")] == 4
+    assert found[series("fairfleet_step_factor")] == 1
     newest = records[-1]["diagnostics"]
     assert found[series("fairfleet_commit_timestamp_seconds")] == records[-1]["unix_seconds"]
     weights = {each["client"]: each["weight"] for each in records[-1]["contributions"]}
@@ -303,6 +306,34 @@ def test_who_gives_no_evaluation_is_recorded_as_such_and_not_as_zero(fleet: Flee
     for outcome in ("reported", "failed", "silent", "no_test_data"):
         assert found[series("fairfleet_evaluation_clients", outcome=outcome)] == 1
     assert found[series("fairfleet_accuracy_ratio", statistic="min")] == 0.9
+
+
+def test_an_evaluation_that_fails_everywhere_is_told_of_and_outlives_a_restart(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    settings = {"http__port": port, "rounds": 1, "round__evaluate_every": 1}
+    fleet.start_server(**settings)
+    for name in ("ann", "bob"):
+        fleet.start_client(name, trouble="blind")
+    fleet.wait_clients()
+    for _ in range(2):
+        found = wait_until_measured(port, 1)
+        assert found[series("fairfleet_evaluation_clients", outcome="failed")] == 2
+        assert found[series("fairfleet_evaluation_clients", outcome="reported")] == 0
+        assert series("fairfleet_loss", statistic="mean") not in found
+        state = json.loads(get(f"http://127.0.0.1:{port}/api/state")[1])
+        assert [(entry["version"], entry["loss"]) for entry in state["evaluations"]] == [(1, None)]
+        assert all("cannot evaluate" in row["failure"] for row in state["clients"])
+        fleet.stop_server()
+        fleet.start_server(**settings)
+
+
+def test_an_evaluation_that_nobody_has_data_for_is_told_of(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    fleet.start_server(http__port=port, rounds=1, round__evaluate_every=1)
+    for name in ("ann", "bob"):
+        fleet.start_client(name, tested=0)
+    fleet.wait_clients()
+    assert wait_until_measured(port, 1)[series("fairfleet_evaluation_clients", outcome="no_test_data")] == 2
 
 
 def test_an_evaluation_may_ask_a_sample(fleet: Fleet, port: int) -> None:

@@ -293,3 +293,15 @@ def test_rows_that_the_history_forgets_are_counted(tmp_path: Path) -> None:
             assert len(list((tmp_path / "s" / "history").iterdir())) == 1
 
     asyncio.run(scenario())
+
+
+def test_who_is_left_when_the_last_round_is_committed_evaluates_at_once(tmp_path: Path) -> None:
+    async def leave_one() -> None:
+        round = {"minimum_clients": 2, "quorum": 0.5, "evaluate_every": 5}
+        async with serving(tmp_path, rounds=1, round=round) as server:
+            await server.join("ann", "bob")
+            await server.send("ann", 0)
+            await server.coordinator.leave(server.sessions["bob"].id, "tired")
+            await server.until(lambda: server.coordinator.doing("ann") == "evaluate")
+
+    asyncio.run(leave_one())

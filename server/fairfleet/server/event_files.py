@@ -36,7 +36,9 @@ class FederationFiles:
     def evaluated(self, served: Served, unix_seconds: float) -> None:
         accuracies = [found.accuracy for found in served.evaluations.values() if found.accuracy is not None]
         self._files.scalars(served.version, {"evaluation/improved_clients": served.improved}, unix_seconds)
-        self._measure("loss", served.version, served.loss, [e.loss for e in served.evaluations.values()], unix_seconds)
+        losses = [found.loss for found in served.evaluations.values()]
+        if served.loss:
+            self._measure("loss", served.version, served.loss, losses, unix_seconds)
         if served.accuracy:
             self._measure("accuracy", served.version, served.accuracy, accuracies, unix_seconds)
         self._files.flush()

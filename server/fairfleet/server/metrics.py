@@ -87,6 +87,7 @@ class Metrics(Collector):
                 self._evaluation_began = event.unix_seconds
             case "evaluation_finished" if self._evaluation_began is not None:
                 self._phase("evaluating", event.unix_seconds - self._evaluation_began)
+                self._evaluation_began = None  # the next one may ask nobody
 
     def committed(self, record: pb.RoundRecord, step: StepTaken) -> None:
         seconds = {
