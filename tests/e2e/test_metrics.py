@@ -125,6 +125,7 @@ def test_a_scrape_tells_how_the_federation_stands_and_what_happened_in_it(fleet:
     assert waiting[series("fairfleet_phase", phase="waiting")] == 1
     assert waiting[series("fairfleet_model_version")] == waiting[series("fairfleet_round")] == 0
     assert series("fairfleet_accuracy_angle_degrees") not in waiting  # what is not known is not told as 0
+    assert waiting[series("fairfleet_commit_timestamp_seconds")] > 0  # of the start: so a stall of round 0 shows
     fleet.start_client("cyd")
     fleet.wait_clients()
     found, status = wait_until_measured(port, 4), fleet.status()

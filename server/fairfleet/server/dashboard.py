@@ -90,8 +90,8 @@ class Dashboard:
 
     def _status(self) -> dict[str, Any]:
         coordinator, round = self._coordinator, self._coordinator.round
-        if round.phase is Phase.FINISHED:
-            self.picture.send_home({session.client for session in coordinator.sessions.all()})
+        connected = {session.client for session in coordinator.sessions.all()}
+        self.picture.compare(connected, coordinator.revoked, finished=round.phase is Phase.FINISHED)
         return {
             "federation": coordinator.settings.name,
             "listen": coordinator.settings.listen,

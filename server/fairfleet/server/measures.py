@@ -130,6 +130,10 @@ class Conflicts:
         if len(self._rounds) > self._remembered:
             self.counts.subtract(self._rounds.pop(min(self._rounds)))
 
-    @property
-    def longest_streak(self) -> int:
-        return max(self.streaks.values(), default=0)
+    def forget(self, clients: Iterable[str]) -> None:
+        """They were revoked: nobody can do anything for them any more."""
+        for client in clients:
+            self.streaks.pop(client, None)
+
+    def longest_streak(self, among: Iterable[str]) -> int:
+        return max((self.streaks[client] for client in among), default=0)
