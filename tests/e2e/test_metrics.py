@@ -12,6 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from fairfleet.client.metrics import serve
+from fairfleet.client.settings import host_and_port
+from fairfleet.client.telemetry import Telemetry
 from fairfleet.common.fairness import Fairness
 from fairfleet.common.settings import read_settings
 from fairfleet.proto.v1 import fleet_pb2 as pb
@@ -288,6 +291,31 @@ def test_a_client_that_is_told_to_serves_its_own_metrics(fleet: Fleet, port: int
     assert found[series("fairfleet_agent_updates_total", outcome="counted")] >= 1
     assert found[series("fairfleet_agent_transferred_bytes_total", direction="sent")] > 4000
     assert client.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ("127.0.0.1:9441", ("127.0.0.1", 9441)),
+        ("[::1]:9441", ("::1", 9441)),
+        ("0.0.0.0:0", ("0.0.0.0", 0)),
+        ("127.0.0.1:99999", None),
+        ("9441", None),
+        ("[::1:9441", None),
+    ],
+)
+def test_where_a_clients_metrics_are_served_is_a_host_and_a_port(told: str, found: tuple[str, int] | None) -> None:
+    assert host_and_port(told) == found
+
+
+def test_a_clients_metrics_are_served_on_ipv6_and_a_port_that_is_none_is_told_of(fleet: Fleet, port: int) -> None:
+    url = serve(Telemetry(device="test"), "ann", f"[::1]:{port}")
+    assert url == f"http://[::1]:{port}/metrics"
+    assert 'client="ann"' in get(url)[1]
+    done = fleet.run("client", "--task", "tasks:shift", "--metrics", "127.0.0.1:99999")
+    assert done.returncode == 2
+    assert "must be host:port" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_who_gives_no_evaluation_is_recorded_as_such_and_not_as_zero(fleet: Fleet, port: int) -> None:

@@ -152,8 +152,8 @@ class Metrics(Collector):
         yield gauge("fairfleet_paused", "1 while no new round may begin", round.paused)
         phases = {phase.value: phase is round.phase for phase in Phase}
         yield gauges("fairfleet_phase", "1 for the phase of the round under way", "phase", phases)
-        about = "When the newest round was committed; before the first, when the server began"
-        yield gauge("fairfleet_commit_timestamp_seconds", about, self.committed_unix)
+        meaning = "When the newest round was committed; before the first, when the server began"
+        yield gauge("fairfleet_commit_timestamp_seconds", meaning, self.committed_unix)
 
     def _fleet(self) -> Iterator[Metric]:
         round, traffic = self._coordinator.round, self._coordinator.traffic
