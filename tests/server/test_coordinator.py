@@ -305,3 +305,13 @@ def test_who_is_left_when_the_last_round_is_committed_evaluates_at_once(tmp_path
             await server.until(lambda: server.coordinator.doing("ann") == "evaluate")
 
     asyncio.run(leave_one())
+
+
+def test_what_changed_is_written_once_for_all_who_watch(tmp_path: Path) -> None:
+    async def watch() -> None:
+        async with serving(tmp_path) as server:
+            dashboard = Monitoring(server.coordinator, server.store).dashboard
+            pairs = [(await anext(dashboard._live(0)), await anext(dashboard._live(0))) for _ in range(3)]
+            assert any(one is other for one, other in pairs)  # a tick may pass between two
+
+    asyncio.run(watch())

@@ -73,9 +73,8 @@ class Scheduler:
 
     def choose(self, round: Round, sessions: Sequence[Session]) -> rounds.ClientsChosen | None:
         """Who is to be asked now, if anybody. It may be that nobody can evaluate: then the empty set is chosen."""
-        if (
-            round.phase is Phase.EVALUATING and not round.asked and sessions
-        ):  # fewer than a round needs are worth asking
+        # An evaluation asks whoever is there: also fewer than a round needs have something to say.
+        if round.phase is Phase.EVALUATING and not round.asked and sessions:
             return rounds.ClientsChosen(self._evaluators(round, sessions))
         if round.phase is not Phase.WAITING or round.paused or len(sessions) < self._wanted.minimum_clients:
             return None
