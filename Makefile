@@ -49,6 +49,7 @@ bench: .venv/.dev
 	$(BIN)/python benchmarks/aggregation.py --clients 10 --params 10000000 --json
 	$(BIN)/python benchmarks/aggregation.py --clients 100 --params 1000000 --json
 	$(BIN)/python benchmarks/simulation.py --json
+	$(BIN)/python benchmarks/telemetry.py --json
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

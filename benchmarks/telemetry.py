@@ -2,8 +2,9 @@
 
     python benchmarks/telemetry.py --json
 
-Real servers in turn, one with everything on (metrics scraped every 5 s, as shipped, an open page with every change,
-the conflict map) and one with all of it cut out, each with a crowd of light clients in another process.
+Real servers in turn, one with everything on (metrics scraped every 5 s, as shipped, an open page with every change
+and the conflict map, which it asks for every 2 s) and one with all of it cut out, each with a crowd of light clients
+in another process.
 
 `telemetry_cpu_share` is the figure to judge: CPU time noted inside the functions that are telemetry, over the server's
 whole CPU time, per round. The differences between the pairs of servers say the same without trust in that list of
@@ -26,6 +27,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,19 +128,19 @@ def per_round(how: str, clients: int, params: int, rounds: int) -> PerRound:
 
 @contextlib.contextmanager
 def looked_at(port: int) -> Iterator[None]:
-    """Scraped every second, and with the page open."""
+    """Scraped every 5 s, and with the page open, which also asks for the conflict map."""
     over = threading.Event()
 
-    def scrape() -> None:
-        while not over.wait(5.0):
-            fetch(f"http://127.0.0.1:{port}/metrics")
+    def ask(path: str, seconds: float) -> None:
+        while not over.wait(seconds):
+            fetch(f"http://127.0.0.1:{port}{path}")
 
     def look() -> None:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/api/live") as stream:
             while stream.readline() and not over.is_set():
                 pass
 
-    for work in (scrape, look):
+    for work in (partial(ask, "/metrics", 5.0), partial(ask, "/api/conflicts", 2.0), look):
         threading.Thread(target=work, daemon=True).start()
     try:
         yield

@@ -145,7 +145,7 @@ class WalkTask(ShiftTask):
 
 
 def walk(shift: str, size: str, samples: str, step_seconds: str = "0") -> WalkTask:
-    return WalkTask(float(shift), int(size), int(samples), 1, float(step_seconds), "", 0.0, 0.5)
+    return WalkTask(float(shift), int(size), int(samples), 1, float(step_seconds), "", 0.0, 0.5, 10)
 
 
 def shift(

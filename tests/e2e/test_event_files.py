@@ -17,6 +17,14 @@ from tests.e2e.test_metrics import start_uneven_clients
 proto = pytest.importorskip("tensorboardX.proto.event_pb2")
 
 
+ACCURACIES = ("mean", "standard_deviation", "worst_5", "worst_10", "best_5", "best_10")
+IN_COMMON = {f"accuracy/{measure}" for measure in ACCURACIES} | {
+    "training/loss_mean",
+    "evaluation/improved_clients",
+    "step/conflicting_clients_share",
+}  # every name that a simulation writes is one of a server's
+
+
 def events(folder: Path) -> Iterator[Any]:
     """TensorBoard's own framing: length, its checksum, the record, its checksum."""
     for file in sorted(folder.rglob("events.out.tfevents.*")):
@@ -51,11 +59,25 @@ def test_a_servers_event_files_have_the_values_of_the_store_and_its_log_the_roun
     assert found["accuracy/worst_10", 4] == pytest.approx(accuracy.worst_10)
     assert found["step/direction_norm", 3] == pytest.approx(fleet.records()[3]["diagnostics"]["direction_norm"])
     assert {step for tag, step in found if tag == "round/updates"} == {0, 1, 2, 3}
+    assert {tag for tag, _ in found} >= IN_COMMON
     lines = [json.loads(line) for line in fleet.log("server.log").splitlines()]
     committed = [line["attributes"] for line in lines if line["attributes"].get("fairfleet.event") == "round_committed"]
     assert [line["fairfleet.round"] for line in committed] == [0, 1, 2, 3]
     joined = {line["attributes"]["fairfleet.client"] for line in lines if " joined " in line["body"]}
     assert joined == {"ann", "bob", "cyd"}
+
+
+def test_a_clients_log_lines_say_whose_they_are_and_of_which_round(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.environment["FAIRFLEET_LOG_FORMAT"] = "json"
+    fleet.start_server(rounds=1, round__evaluate_every=1)
+    for name in ("ann", "bob"):
+        fleet.start_client(name, trouble="blind")
+    fleet.wait_clients()
+    lines = [json.loads(line)["attributes"] for line in fleet.log("ann.log").splitlines()]
+    assert lines
+    assert {line["fairfleet.client"] for line in lines} == {"ann"}
+    assert [line["fairfleet.round"] for line in lines if "exception.type" in line] == [1]
 
 
 def test_a_simulations_event_files_have_its_learning_curve(fleet: Fleet) -> None:
@@ -65,6 +87,7 @@ def test_a_simulations_event_files_have_its_learning_curve(fleet: Fleet) -> None
     assert done.returncode == 0, done.stderr
     points = json.loads(done.stdout)["points"]
     found = scalars(folder)
+    assert {tag for tag, _ in found} == IN_COMMON
     assert {step: value for (tag, step), value in found.items() if tag == "accuracy/mean"} == {
         point["round"]: pytest.approx(point["mean"]) for point in points
     }

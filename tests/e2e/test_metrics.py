@@ -12,6 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from fairfleet.client.metrics import serve
+from fairfleet.client.settings import host_and_port
+from fairfleet.client.telemetry import Telemetry
 from fairfleet.common.fairness import Fairness
 from fairfleet.common.settings import read_settings
 from fairfleet.proto.v1 import fleet_pb2 as pb
@@ -116,7 +119,8 @@ def test_the_fairness_gauges_equal_the_values_in_the_store_and_outlive_a_restart
 
 def test_a_scrape_tells_how_the_federation_stands_and_what_happened_in_it(fleet: Fleet, port: int) -> None:
     fleet.init()
-    fleet.start_server(http__port=port, rounds=4, round__minimum_clients=3, round__evaluate_every=2, rule__name="fedlf")
+    settings = {"round__minimum_clients": 3, "round__evaluate_every": 2, "verification__halvings": 1}
+    fleet.start_server(http__port=port, rounds=4, rule__name="fedlf", **settings)
     fleet.start_client("ann")
     fleet.start_client("bob")
     until(lambda: scrape(port)[series("fairfleet_clients", state="idle")] == 2, "two idle clients")
@@ -124,6 +128,7 @@ def test_a_scrape_tells_how_the_federation_stands_and_what_happened_in_it(fleet:
     assert waiting[series("fairfleet_phase", phase="waiting")] == 1
     assert waiting[series("fairfleet_model_version")] == waiting[series("fairfleet_round")] == 0
     assert series("fairfleet_accuracy_angle_degrees") not in waiting  # what is not known is not told as 0
+    assert waiting[series("fairfleet_commit_timestamp_seconds")] > 0  # of the start: so a stall of round 0 shows
     fleet.start_client("cyd")
     fleet.wait_clients()
     found, status = wait_until_measured(port, 4), fleet.status()
@@ -138,11 +143,13 @@ def test_a_scrape_tells_how_the_federation_stands_and_what_happened_in_it(fleet:
     assert found[series("fairfleet_upload_resumes_total")] == 0
     assert sum(value for (name, _), value in found.items() if name == "fairfleet_steps_total") == 4
     assert found[series("fairfleet_round_duration_seconds_count")] == 4
-    for phase, times in {"training": 4, "aggregating": 4, "committing": 4, "evaluating": 2}.items():
+    for phase, times in {"training": 4, "aggregating": 4, "verifying": 4, "committing": 4, "evaluating": 2}.items():
         assert found[series("fairfleet_phase_duration_seconds_count", phase=phase)] == times
     records = fleet.records()
     training = sum(record["training_seconds"] for record in records)
     assert found[series("fairfleet_phase_duration_seconds_sum", phase="training")] == pytest.approx(training)
+    assert found[series("fairfleet_verifications_total", outcome="accepted")] == 4
+    assert found[series("fairfleet_step_factor")] == 1
     newest = records[-1]["diagnostics"]
     assert found[series("fairfleet_commit_timestamp_seconds")] == records[-1]["unix_seconds"]
     weights = {each["client"]: each["weight"] for each in records[-1]["contributions"]}
@@ -286,6 +293,31 @@ def test_a_client_that_is_told_to_serves_its_own_metrics(fleet: Fleet, port: int
     assert client.wait(60) == 0
 
 
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ("127.0.0.1:9441", ("127.0.0.1", 9441)),
+        ("[::1]:9441", ("::1", 9441)),
+        ("0.0.0.0:0", ("0.0.0.0", 0)),
+        ("127.0.0.1:99999", None),
+        ("9441", None),
+        ("[::1:9441", None),
+    ],
+)
+def test_where_a_clients_metrics_are_served_is_a_host_and_a_port(told: str, found: tuple[str, int] | None) -> None:
+    assert host_and_port(told) == found
+
+
+def test_a_clients_metrics_are_served_on_ipv6_and_a_port_that_is_none_is_told_of(fleet: Fleet, port: int) -> None:
+    url = serve(Telemetry(device="test"), "ann", f"[::1]:{port}")
+    assert url == f"http://[::1]:{port}/metrics"
+    assert 'client="ann"' in get(url)[1]
+    done = fleet.run("client", "--task", "tasks:shift", "--metrics", "127.0.0.1:99999")
+    assert done.returncode == 2
+    assert "must be host:port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_who_gives_no_evaluation_is_recorded_as_such_and_not_as_zero(fleet: Fleet, port: int) -> None:
     fleet.init()
     settings = {"round__minimum_clients": 4, "round__evaluate_every": 1, "lease_seconds": 2}
@@ -303,6 +335,34 @@ def test_who_gives_no_evaluation_is_recorded_as_such_and_not_as_zero(fleet: Flee
     for outcome in ("reported", "failed", "silent", "no_test_data"):
         assert found[series("fairfleet_evaluation_clients", outcome=outcome)] == 1
     assert found[series("fairfleet_accuracy_ratio", statistic="min")] == 0.9
+
+
+def test_an_evaluation_that_fails_everywhere_is_told_of_and_outlives_a_restart(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    settings = {"http__port": port, "rounds": 1, "round__evaluate_every": 1}
+    fleet.start_server(**settings)
+    for name in ("ann", "bob"):
+        fleet.start_client(name, trouble="blind")
+    fleet.wait_clients()
+    for _ in range(2):
+        found = wait_until_measured(port, 1)
+        assert found[series("fairfleet_evaluation_clients", outcome="failed")] == 2
+        assert found[series("fairfleet_evaluation_clients", outcome="reported")] == 0
+        assert series("fairfleet_loss", statistic="mean") not in found
+        state = json.loads(get(f"http://127.0.0.1:{port}/api/state")[1])
+        assert [(entry["version"], entry["loss"]) for entry in state["evaluations"]] == [(1, None)]
+        assert all("cannot evaluate" in row["failure"] for row in state["clients"])
+        fleet.stop_server()
+        fleet.start_server(**settings)
+
+
+def test_an_evaluation_that_nobody_has_data_for_is_told_of(fleet: Fleet, port: int) -> None:
+    fleet.init()
+    fleet.start_server(http__port=port, rounds=1, round__evaluate_every=1)
+    for name in ("ann", "bob"):
+        fleet.start_client(name, tested=0)
+    fleet.wait_clients()
+    assert wait_until_measured(port, 1)[series("fairfleet_evaluation_clients", outcome="no_test_data")] == 2
 
 
 def test_an_evaluation_may_ask_a_sample(fleet: Fleet, port: int) -> None:

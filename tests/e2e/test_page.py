@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 
 MINUS = "\N{MINUS SIGN}"
+TIMES = "\N{MULTIPLICATION SIGN}"
 NOT_KNOWN = "\N{EN DASH}"
 
 
@@ -68,7 +70,14 @@ def test_the_numbers_on_the_page_equal_those_of_the_store_without_a_reload(
     browser: Browser, fleet: Fleet, port: int
 ) -> None:
     fleet.init()
-    fleet.start_server(http__port=port, rounds=6, round__minimum_clients=3, round__evaluate_every=2, rule__name="fedfv")
+    fleet.start_server(
+        http__port=port,
+        rounds=6,
+        round__minimum_clients=3,
+        round__evaluate_every=2,
+        rule__name="fedfv",
+        verification__halvings=1,
+    )
     with browser.page(f"http://127.0.0.1:{port}/") as page:
         page.wait("#empty >> text=Waiting for clients")
         assert "3 more" in page.text("#empty-text")
@@ -94,6 +103,11 @@ def test_the_numbers_on_the_page_equal_those_of_the_store_without_a_reload(
         rows = page.tab.locator("[data-client]").evaluate_all("rows => rows.map(row => row.dataset.client)")
         assert rows == sorted(stored, key=lambda client: stored[client]["accuracy"])
         page.wait("#conflicts-lead >> text=Round 5")
+        sentence = f"harms {conflicts} of 3" if conflicts else "nobody of 3"
+        assert sentence in page.text("#conflicts-lead")
+        assert "verification" in page.text("#rounds-lead")
+        assert f"step {TIMES} {record['verification']['factor']:g}" in page.text("#rounds-lead")
+        assert re.search(r"promised \d+ % · measured \d+ %", page.text("#tile-improved .note"))
         told = json.loads(get(f"http://127.0.0.1:{port}/api/conflicts")[1])
         expected = record["diagnostics"]["client_cosines"]
         assert told["cosines"] == [pytest.approx(line, abs=1e-3) for line in expected]
@@ -121,6 +135,9 @@ def test_a_lost_connection_is_told_of_and_mended_and_a_restart_leaves_no_gap(
         fleet.start_client(name, step_seconds=0.05)
     with browser.page(f"http://127.0.0.1:{port}/") as page:
         page.wait("#tile-mean svg")
+        page.wait("#layer option:nth-child(3)")
+        page.tab.locator("#layer").select_option("1")
+        page.wait("#conflicts-lead >> text=in bias")
         fleet.kill_server()
         page.wait("body[data-link=lost]")
         assert "No connection" in page.text("#banner")
@@ -132,6 +149,44 @@ def test_a_lost_connection_is_told_of_and_mended_and_a_restart_leaves_no_gap(
         until(lambda: f"round {version}" not in page.text("#about"), "the page to go on")
         first = page.ask("async () => (await (await fetch('/api/state')).json()).evaluations[0].version")
         assert first == 2, "evaluations of the run before are shown too"
+        assert "undefined" not in page.text("#conflicts-lead")
+        assert page.text('[data-client="ann"] [data-column="last seen"]') == "connected"
+
+
+def test_a_redraw_takes_neither_buttons_nor_options_away(browser: Browser, fleet: Fleet, port: int) -> None:
+    fleet.init()
+    fleet.start_server(http__port=port, rounds=10_000, round__evaluate_every=1)
+    for name in ("ann", "bob"):
+        fleet.start_client(name, step_seconds=0.05)
+    touched = "#hero-tabs button, #layer option, #layers button, #table-head button"
+    with browser.page(f"http://127.0.0.1:{port}/") as page:
+        page.wait("#tile-mean svg")
+        page.wait("#layers button")
+        count = page.tab.locator(touched).evaluate_all("all => all.map(e => { e.mark = true; }).length")
+        lead = page.text("#conflicts-lead")
+        until(lambda: page.text("#conflicts-lead") != lead, "the map of a later round")
+        assert page.tab.locator(touched).evaluate_all("all => all.filter(e => e.mark).length") == count
+
+
+def test_a_page_that_never_heard_from_the_server_does_not_speak_of_what_it_last_said(
+    browser: Browser, finished: str
+) -> None:
+    with browser.page("about:blank") as page:
+        page.tab.route("**/api/live", lambda route: route.abort())
+        page.open(finished)
+        page.wait("body[data-link=lost]")
+        page.wait("#banner >> text=nothing was heard from it yet")
+        assert page.text("#phase-text") == "not connected"
+
+
+def test_an_evaluation_without_any_result_is_told_of_on_the_page(browser: Browser, fleet: Fleet, port: int) -> None:
+    fleet.init()
+    fleet.start_server(http__port=port, rounds=1, round__evaluate_every=1)
+    for name in ("ann", "bob"):
+        fleet.start_client(name, trouble="blind")
+    with browser.page(f"http://127.0.0.1:{port}/") as page:
+        page.wait("#now-chart >> text=no client gave a result (2 failed)")
+        assert page.errors == []
 
 
 def test_the_page_loads_before_anything_is_known_and_says_so(browser: Browser, finished: str) -> None:
@@ -157,6 +212,10 @@ def test_a_phone_shows_it_all_without_scrolling_sideways(browser: Browser, finis
     with browser.page(finished, width=390, height=844) as page:
         page.wait("#hero-chart path.line")
         assert page.ask("() => document.documentElement.scrollWidth") <= 390
+        reach = page.ask(
+            "() => { const t = document.querySelector('.table'); t.scrollLeft = 9999; return t.scrollLeft; }"
+        )
+        assert reach > 0, "the columns that have no room can be scrolled to"
         for card in ("#tiles", "#hero", "#now", "#conflicts", "#spread", "#clients", "#events"):
             assert page.tab.locator(card).is_visible()
 
@@ -167,6 +226,8 @@ def test_a_layer_can_be_chosen_and_one_that_is_not_there_is_refused(browser: Bro
         page.tab.locator("#layer").select_option("1")
         page.wait("#conflicts-lead >> text=in bias")
     assert get(f"{finished}/api/conflicts?layer=7")[0] == 404
+    for wrong in ("-1", "x", "9" * 5000, "%C2%B2"):
+        assert get(f"{finished}/api/conflicts?layer={wrong}")[0] == 400
 
 
 def test_what_a_client_calls_its_device_is_text_and_nothing_else(browser: Browser, fleet: Fleet, port: int) -> None:

@@ -46,6 +46,7 @@ def port(fleet: Fleet) -> int:
     port = free_port()
     fleet.init()
     settings = {"round__minimum_clients": 3, "round__evaluate_every": 2, "rule__name": "fedfv", "rule__tau": 5}
+    settings["verification__halvings"] = 1
     fleet.start_server(http__port=port, rounds=10, **settings)
     return port
 

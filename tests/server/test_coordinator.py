@@ -373,3 +373,25 @@ def test_the_event_loop_does_not_wait_for_the_slow_disk_of_an_upload_that_is_giv
 
     for name, settings in (("history", HISTORY), ("none", {})):
         asyncio.run(scenario(settings, tmp_path / name))
+
+
+def test_who_is_left_when_the_last_round_is_committed_evaluates_at_once(tmp_path: Path) -> None:
+    async def leave_one() -> None:
+        round = {"minimum_clients": 2, "quorum": 0.5, "evaluate_every": 5}
+        async with serving(tmp_path, rounds=1, round=round) as server:
+            await server.join("ann", "bob")
+            await server.send("ann", 0)
+            await server.coordinator.leave(server.sessions["bob"].id, "tired")
+            await server.until(lambda: server.coordinator.doing("ann") == "evaluate")
+
+    asyncio.run(leave_one())
+
+
+def test_what_changed_is_written_once_for_all_who_watch(tmp_path: Path) -> None:
+    async def watch() -> None:
+        async with serving(tmp_path) as server:
+            dashboard = Monitoring(server.coordinator, server.store).dashboard
+            pairs = [(await anext(dashboard._live(0)), await anext(dashboard._live(0))) for _ in range(3)]
+            assert any(one is other for one, other in pairs)  # a tick may pass between two
+
+    asyncio.run(watch())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,8 +53,13 @@ def merged(whole: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     clients = {row["client"]: row for row in whole["clients"]} | {
         row["client"]: dict(row) for row in changes["clients"]
     }
-    lists = {name: whole[name] + changes[name] for name in ("rounds", "evaluations", "events")}
-    return {"revision": changes["revision"], "clients": list(clients.values()), **lists}
+    rounds = {entry["round"]: entry for entry in whole["rounds"]} | {e["round"]: dict(e) for e in changes["rounds"]}
+    lists = {name: whole[name] + changes[name] for name in ("evaluations", "events")}
+    return {"revision": changes["revision"], "clients": list(clients.values()), "rounds": [*rounds.values()], **lists}
+
+
+def measured(round: int, improved: float) -> pb.StepMeasured:
+    return pb.StepMeasured(round=max(0, round), measured=pb.Measured(improved=improved, clients=3))
 
 
 HAPPENINGS = st.sampled_from(
@@ -62,6 +68,9 @@ HAPPENINGS = st.sampled_from(
         lambda picture, k: picture.observe(event(k, client_gone=pb.ClientGone(client=CLIENTS[k % 3], reason="left"))),
         lambda picture, k: picture.observe(event(k, round_started=pb.RoundStarted(clients=CLIENTS))),
         lambda picture, k: picture.committed(record(k), step(CLIENTS[k % 3])),
+        lambda picture, k: picture.observe(event(k, step_measured=measured(k - 2, 0.1 * (k % 9)))),
+        lambda picture, k: picture.observe(event(k, verification_started=pb.VerificationStarted(clients=CLIENTS))),
+        lambda picture, k: picture.compare({CLIENTS[k % 3]}, {CLIENTS[k % 2]} if k > 20 else set(), finished=k > 25),
         lambda picture, k: picture.evaluated(served(k, ann=0.1 * (k % 9), bob=None), 7.0),
     ]
 )
@@ -124,9 +133,10 @@ def test_a_streak_is_of_a_clients_own_rounds_and_ends_with_one_that_does_not_har
     conflicts.add(0, ["ann", "bob"], frozenset({"ann"}))
     conflicts.add(1, ["bob"], frozenset({"bob"}))  # ann is not asked: her streak goes on
     conflicts.add(2, ["ann", "bob"], frozenset({"ann"}))
-    assert (conflicts.streaks["ann"], conflicts.streaks["bob"], conflicts.longest_streak) == (2, 0, 2)
+    assert (conflicts.streaks["ann"], conflicts.streaks["bob"], conflicts.longest_streak(CLIENTS)) == (2, 0, 2)
+    assert conflicts.longest_streak(["bob"]) == 0, "who is not there wakes nobody"
     conflicts.add(3, ["ann"], frozenset())
-    assert conflicts.longest_streak == 0
+    assert conflicts.longest_streak(CLIENTS) == 0
     assert conflicts.counts["ann"] == 1, "round 0 is no longer remembered"
 
 
@@ -134,3 +144,71 @@ def test_outcomes_of_an_evaluation_tell_the_reasons_apart() -> None:
     now = {"ann": Evaluation(samples=1, loss=1.0)}
     failures = {"bob": SILENT, "cyd": NO_TEST_DATA, "dan": "ValueError: no"}
     assert Served.of(1, now, {}, failures).outcomes() == {"reported": 1, "failed": 1, "silent": 1, "no_test_data": 1}
+
+
+def joined(client: str) -> pb.Event:
+    return event(client_joined=pb.ClientJoined(client=client))
+
+
+def gone(client: str, reason: str = "left") -> pb.Event:
+    return event(client_gone=pb.ClientGone(client=client, reason=reason))
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"round_started": pb.RoundStarted(clients=["ann"])},
+        {"verification_started": pb.VerificationStarted(clients=["ann"])},
+        {"evaluation_started": pb.EvaluationStarted(clients=["ann"])},
+        {"evaluation_reported": pb.EvaluationReported(client="ann")},
+        {"update_received": pb.UpdateReceived(client="ann")},
+        {"step_tried": pb.StepTried(client="ann")},
+    ],
+)
+@pytest.mark.parametrize(("reason", "state"), [("left", "gone"), ("revoked", "revoked")])
+def test_who_is_gone_or_revoked_stays_so_until_it_joins(late: dict[str, Any], reason: str, state: str) -> None:
+    picture = Picture()
+    for happens in (joined("ann"), gone("ann", reason), event(**late), event(evaluation_finished={})):
+        picture.observe(happens)
+    assert row(picture, "ann")["state"] == state
+    picture.observe(joined("ann"))
+    assert row(picture, "ann")["state"] != state
+
+
+def test_after_a_restart_who_was_asked_is_shown_at_work_only_once_it_is_back() -> None:
+    picture = Picture()
+    picture.set("ann", state="gone")
+    picture.observe(event(round_started=pb.RoundStarted(clients=["ann"])))
+    picture.compare(set(), set(), finished=False)
+    assert (row(picture, "ann")["state"], row(picture, "ann")["connected"]) == ("gone", False)
+    picture.observe(joined("ann"))
+    picture.compare({"ann"}, set(), finished=False)
+    assert (row(picture, "ann")["state"], row(picture, "ann")["connected"]) == ("training", True)
+
+
+def test_who_tries_a_step_is_shown_as_verifying_and_the_round_has_what_came_of_it() -> None:
+    picture = Picture()
+    for client in CLIENTS:
+        picture.observe(joined(client))
+    picture.observe(event(verification_started=pb.VerificationStarted(clients=CLIENTS)))
+    assert row(picture, "ann")["state"] == "verifying"
+    picture.observe(event(step_tried=pb.StepTried(client="ann")))
+    assert row(picture, "ann")["state"] == "delivered"
+    told = record(0)
+    told.promised = 1.0
+    told.verification.CopyFrom(pb.Verification(factor=0.5, seconds=2.0))
+    picture.committed(told, step())
+    assert {row(picture, client)["state"] for client in CLIENTS} == {"idle"}
+    seen = picture.revision
+    picture.observe(event(1, step_measured=measured(0, 0.75)))
+    (entry,) = picture.since(seen)["rounds"]
+    assert (entry["promised"], entry["measured"], entry["factor"], entry["verification_seconds"]) == (1, 0.75, 0.5, 2)
+
+
+def test_a_client_that_is_revoked_has_no_streak_any_more() -> None:
+    picture = Picture()
+    picture.observe(joined("bob"))
+    picture.committed(record(0), step("bob"))
+    picture.compare({"bob"}, {"bob"}, finished=False)
+    assert (row(picture, "bob")["state"], row(picture, "bob")["streak"]) == ("revoked", 0)
+    assert picture.conflicts.longest_streak(CLIENTS) == 0

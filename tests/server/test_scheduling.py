@@ -55,6 +55,14 @@ def test_nobody_is_asked_while_the_fleet_is_too_small_paused_or_complete(store: 
     assert picky.choose(Round(0, received=frozenset({"c0", "c1"})), sessions(5)) is None
 
 
+def test_whoever_is_connected_evaluates_also_where_a_round_needs_more(store: Store) -> None:
+    picky, over = scheduler(store, minimum_clients=3), Round(3, Phase.EVALUATING, stopping="all rounds are done")
+    chosen = picky.choose(over, sessions(2))
+    assert chosen is not None
+    assert chosen.clients == {"c0", "c1"}
+    assert picky.choose(over, []) is None, "somebody may still come"
+
+
 def test_others_are_asked_in_the_place_of_those_who_stay_silent(store: Store) -> None:
     silent = Round(0, attempt=1, wanted=2, asked=frozenset({"c0", "c1"}))
     chosen = scheduler(store, clients=2).choose(silent, sessions(4))

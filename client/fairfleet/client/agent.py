@@ -152,7 +152,8 @@ class Agent:
         report = training.told(trained.report).model_copy(update={"seconds": time.perf_counter() - began})
         self.telemetry.trained(report)
         if report.cut_by:
-            log.info("%s: %d of %d steps, cut by %s", asked.id, report.steps, report.planned_steps, report.cut_by)
+            done = f"{report.steps} of {report.planned_steps} steps"
+            log.info("%s: %s, cut by %s", asked.id, done, report.cut_by, extra={"round": asked.round})
         return self._spool.write(
             received,
             self._held.trained,
@@ -240,6 +241,7 @@ class Agent:
     # ---- trying a step -------------------------------------------------------------------------
 
     def _verify(self, asked: pb.VerifyTask) -> None:
+        about = {"round": asked.model.version}
         losses, failure = list[float](), ""
         try:
             assert isinstance(self.task, Measuring), "only such are asked"
@@ -248,35 +250,35 @@ class Agent:
             with self._heartbeat.during(asked.id) as progress:
                 losses += trial_losses(self.task, self._held.received, step, asked.halvings, progress)
         except NotKept as error:
-            log.info("%s is no longer wanted: %s", asked.id, error)
+            log.info("%s is no longer wanted: %s", asked.id, error, extra=about)
             return
         except Abandoned:
             if self._link.stopped:
                 raise Stopped from None
-            log.info("%s was abandoned: the step was taken without it", asked.id)
+            log.info("%s was abandoned: the step was taken without it", asked.id, extra=about)
             return
         except (Stopped, *FINAL):
             raise
         except Exception as error:  # a stranger's code, or a step that cannot be decoded: this round goes on without us
-            log.exception("%s failed", asked.id)
+            log.exception("%s failed", asked.id, extra=about)
             losses, failure = [], f"{type(error).__name__}: {error}"[:300]
-        told = {"round": asked.model.version, "step_digest": asked.step.digest, "failure": failure}
+        told = {**about, "step_digest": asked.step.digest, "failure": failure}
         self._link.report_verification(losses=losses, **told)
 
     # ---- evaluating ----------------------------------------------------------------------------
 
     def _evaluate(self, asked: pb.EvaluateTask) -> None:
+        version = asked.model.version
         try:
             self._held.fetch(asked.model)
         except NotKept as error:
-            log.info("%s is no longer wanted: %s", asked.id, error)
+            log.info("%s is no longer wanted: %s", asked.id, error, extra={"round": version})
             return
-        version = asked.model.version
         try:
             with self._heartbeat.during(asked.id):
                 evaluation = self._personal.evaluate(self.task, self.task.evaluate(self._held.received.named()))
         except Exception as error:  # a stranger's code
-            log.exception("%s failed", asked.id)
+            log.exception("%s failed", asked.id, extra={"round": version})
             self._link.report_evaluation(version=version, failure=f"{type(error).__name__}: {error}"[:300])
             return
         self.telemetry.evaluation = evaluation

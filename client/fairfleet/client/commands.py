@@ -62,6 +62,7 @@ def client(
     if option:
         given["options"] = dict(_pair(text) for text in option)
     with _numbered(read_settings(ClientSettings, config, given)) as settings:
+        logs.say_always(client=settings.name)
         folder = settings.state_dir / settings.name
         agent = Agent(settings.name, _task(settings), settings.server, folder, settings.budget)
         if settings.metrics:

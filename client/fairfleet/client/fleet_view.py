@@ -52,6 +52,7 @@ class Pace:
     unix_seconds: float
     training_seconds: float
     aggregation_seconds: float
+    verification_seconds: float  # 0 where the step was not tried
     commit_seconds: float
     clients: int = 0  # that took part
     conflicts: int | None = None  # how many of them the direction harms; None where the server does not say
@@ -262,7 +263,8 @@ def _standing(view: View, **changes: Any) -> View:
 
 
 def _pace(record: pb.RoundRecord) -> Pace:
-    seconds = record.training_seconds, record.aggregation_seconds, record.commit_seconds
+    trying = record.verification.seconds
+    seconds = record.training_seconds, record.aggregation_seconds, trying, record.commit_seconds
     told = json.loads(record.diagnostics_json) if record.diagnostics_json else {}
     conflicts = len(told["conflicts"]) if "conflicts" in told else None
     return Pace(record.unix_seconds, *seconds, len(record.contributions), conflicts)

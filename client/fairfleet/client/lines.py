@@ -69,6 +69,8 @@ def _committed(record: pb.RoundRecord, view: View) -> str:
         parts.append(f"step {record.verification.factor:g} ({record.verification.outcome})")
     parts.append(f"training {words.duration(record.training_seconds)}")
     parts.append(f"aggregation {words.duration(record.aggregation_seconds)}")
+    if record.HasField("verification"):
+        parts.append(f"verification {words.duration(record.verification.seconds)}")
     parts.append(f"commit {words.duration(record.commit_seconds)}")
     parts.append(f"{decimal(record.bytes_received)} received")
     lost = f"; without {short(', '.join(record.dropped), 60)}" if record.dropped else ""

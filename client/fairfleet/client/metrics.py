@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from fairfleet.client.settings import host_and_port
 from fairfleet.client.telemetry import Telemetry
 from fairfleet.common.errors import UsageError
 
@@ -17,14 +18,14 @@ OUTCOMES = ("counted", "history", "ignored")
 
 def serve(telemetry: Telemetry, name: str, listen: str) -> str:
     """Answers at this host:port from now on, in a thread of its own; says where."""
-    host, _, port = listen.rpartition(":")
+    host, port = host_and_port(listen) or ("", -1)  # the settings have looked at it
     registry = CollectorRegistry()
     registry.register(Agent(telemetry, name))
     try:
-        server, _ = start_http_server(int(port), host, registry)
+        server, _ = start_http_server(port, host, registry)
     except OSError as error:
         raise UsageError(f"cannot serve metrics on {listen}: {error.strerror}. Give another --metrics.") from error
-    return f"http://{host}:{server.server_port}/metrics"
+    return f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
 
 
 class Agent(Collector):

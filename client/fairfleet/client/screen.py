@@ -80,8 +80,10 @@ def _facts(view: View, uptime: bool = False) -> RenderableType:
         phases = {
             "training": mean([pace.training_seconds for pace in newest]),
             "aggregation": mean([pace.aggregation_seconds for pace in newest]),
+            "verification": mean([pace.verification_seconds for pace in newest]),
             "commit": mean([pace.commit_seconds for pace in newest]),
         }
+        phases = {name: took for name, took in phases.items() if took or name != "verification"}
         table.add_row("each round", " · ".join(f"{name} {words.duration(took)}" for name, took in phases.items()))
     if len(view.evaluations) > 1:
         table.add_row("accuracy", _trend(view.evaluations))

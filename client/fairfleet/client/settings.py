@@ -22,6 +22,19 @@ def default_state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local" / "state")) / "fairfleet"
 
 
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """None if it is no such thing; an IPv6 address stands in brackets.
+
+    >>> host_and_port("[::1]:9441"), host_and_port("127.0.0.1:99999")
+    (('::1', 9441), None)
+    """
+    found = re.fullmatch(r"\[(?P<ipv6>[^\]]+)\]:(?P<port>[0-9]{1,5})|(?P<host>[^\[\]]+):(?P<number>[0-9]{1,5})", text)
+    if found is None:
+        return None
+    port = int(found["port"] or found["number"])
+    return (found["ipv6"] or found["host"], port) if port < 1 << 16 else None
+
+
 NAME = rf"^([A-Za-z0-9._-]|{re.escape(MARK)}){{1,64}}$"
 
 
@@ -46,14 +59,14 @@ class ClientSettings(Settings):
     @field_validator("metrics")
     @classmethod
     def _where_to_listen(cls, metrics: str | None) -> str | None:
-        if metrics is not None and not re.fullmatch(r".+:\d{1,5}", metrics):
+        if metrics is not None and not host_and_port(metrics):
             raise ValueError("must be host:port, for example 127.0.0.1:9441; port 0 takes a free one")
         return metrics
 
     @field_validator("server")
     @classmethod
     def _host_and_port(cls, server: str) -> str:
-        if not re.fullmatch(r".+:\d{1,5}", server):
+        if not host_and_port(server):
             raise ValueError("must be host:port, for example fleet.example:8440")
         return server
 

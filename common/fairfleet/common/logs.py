@@ -30,6 +30,13 @@ def set_up(verbose: bool, format: Format = "text", service: str = "fairfleet") -
     logging.getLogger(EVENTS).setLevel(logging.INFO if as_json else logging.WARNING)
 
 
+def say_always(**attributes: str) -> None:
+    """From now on every JSON line has these, for example whose it is."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, Json):
+            handler.formatter.always |= {f"fairfleet.{name}": value for name, value in attributes.items()}
+
+
 TEXT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
@@ -39,6 +46,7 @@ class Json(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__()
         self._resource = {"service.name": service}
+        self.always: dict[str, Any] = {}  # attributes of every line
 
     def format(self, record: logging.LogRecord) -> str:
         told = {
@@ -46,7 +54,7 @@ class Json(logging.Formatter):
             "severity_text": record.levelname,
             "severity_number": SEVERITY.get(record.levelno, 0),
             "body": record.getMessage(),
-            "attributes": _attributes(record),
+            "attributes": self.always | _attributes(record),
             "resource": self._resource,
         }
         return json.dumps(told, default=str)

@@ -33,6 +33,8 @@ class Point(BaseModel):
     improved: float | None  # share of the last round's clients whose loss fell
     conflicts: float | None  # share of the rounds' clients that the direction would harm
     layer_conflicts: float | None
+    worst_10: float | None = None  # runs that were recorded earlier lack it
+    best_10: float | None = None
     factor: float | None = None  # of the steps that were taken, where they were verified or searched for
 
 

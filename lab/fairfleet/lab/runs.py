@@ -151,6 +151,8 @@ class Recorder:
                 deviation=_short(fairness.standard_deviation),
                 worst_5=_short(fairness.worst_5),
                 best_5=_short(fairness.best_5),
+                worst_10=_short(fairness.worst_10),
+                best_10=_short(fairness.best_10),
                 loss=_mean(one.loss for one in self._since),
                 improved=told.improved,
                 conflicts=_mean(map(_conflicts, self._since)),

@@ -72,6 +72,8 @@ def write_events(found: Run, files: EventFiles) -> None:
             "accuracy/standard_deviation": point.deviation,
             "accuracy/worst_5": point.worst_5,
             "accuracy/best_5": point.best_5,
+            "accuracy/worst_10": point.worst_10,
+            "accuracy/best_10": point.best_10,
             "training/loss_mean": point.loss,
             "evaluation/improved_clients": point.improved,
             "step/conflicting_clients_share": point.conflicts,

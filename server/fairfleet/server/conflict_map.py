@@ -68,6 +68,10 @@ class ConflictMap:
     def with_direction(self, layer: int | None = None) -> Floats:
         return self.directions if layer is None else self.layer_directions[layer]
 
+    def conflicting(self, layer: int | None = None) -> int:
+        """How many clients the direction, or its part in this layer, harms."""
+        return int((self.with_direction(layer) < CONFLICT).sum())
+
     def disagreement(self) -> list[int]:
         """Per layer: how many clients its part of the direction harms."""
         return [int(count) for count in (self.layer_directions < CONFLICT).sum(axis=1)]

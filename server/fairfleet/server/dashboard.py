@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
@@ -24,6 +26,7 @@ from fairfleet.server.store import Store
 
 TICK_SECONDS = 1.0  # changes that come within so little are sent together
 ALIVE_SECONDS = 10.0  # without a change: a sign of life
+NUMBER = re.compile(r"[0-9]{1,9}")
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 SAFE = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
@@ -43,12 +46,22 @@ def read_assets() -> dict[str, Page]:
     return pages
 
 
+@dataclass(frozen=True)
+class Tick:
+    """What all viewers are told at one time, made once."""
+
+    number: int
+    status: dict[str, Any]
+    messages: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # by revision seen: the one told, and how
+
+
 class Dashboard:
     def __init__(self, coordinator: Coordinator, store: Store) -> None:
         self.picture = Picture()
         self._coordinator = coordinator
         self._store = store
         self._boot = secrets.token_hex(4)  # revisions of another run of the server mean nothing
+        self._tick = Tick(-1, {})
         self.assets = read_assets()  # there from the first moment: the page waits for the rest by itself
 
     async def answer(self, request: Request) -> Answer | None:
@@ -66,15 +79,27 @@ class Dashboard:
     async def _live(self, seen: int) -> AsyncGenerator[bytes]:
         said, status = 0.0, dict[str, Any]()
         while not self._coordinator.stopping:
-            now = self._status()
-            if now != status or self.picture.revision > seen:
-                message = self._message(seen, now)
-                seen, status, said = self.picture.revision, now, time.monotonic()
+            tick = self._now()
+            if tick.status != status or self.picture.revision > seen:
+                seen, message = self._told(tick, seen)
+                status, said = tick.status, time.monotonic()
                 yield message
             elif time.monotonic() - said > ALIVE_SECONDS:
                 said = time.monotonic()
                 yield b": alive\n\n"
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(TICK_SECONDS - time.monotonic() % TICK_SECONDS)  # all viewers wake together
+
+    def _now(self) -> Tick:
+        number = int(time.monotonic() / TICK_SECONDS)
+        if self._tick.number != number:
+            self._tick = Tick(number, self._status())
+        return self._tick
+
+    def _told(self, tick: Tick, seen: int) -> tuple[int, bytes]:
+        if seen not in tick.messages:
+            message = self._message(seen, tick.status)
+            tick.messages[seen] = self.picture.revision, message
+        return tick.messages[seen]
 
     def _message(self, seen: int, status: dict[str, Any]) -> bytes:
         changes = {**self._since(seen), "status": status}
@@ -90,8 +115,8 @@ class Dashboard:
 
     def _status(self) -> dict[str, Any]:
         coordinator, round = self._coordinator, self._coordinator.round
-        if round.phase is Phase.FINISHED:
-            self.picture.send_home({session.client for session in coordinator.sessions.all()})
+        connected = {session.client for session in coordinator.sessions.all()}
+        self.picture.compare(connected, coordinator.revoked, finished=round.phase is Phase.FINISHED)
         return {
             "federation": coordinator.settings.name,
             "listen": coordinator.settings.listen,
@@ -118,11 +143,13 @@ class Dashboard:
 
     async def _conflicts(self, layer_text: str | None) -> Page:
         """Of the newest round; inside one layer, if its number is given."""
+        if layer_text is not None and not NUMBER.fullmatch(layer_text):
+            return _json({"error": "layer must be a number from 0; leave it out for all"}, HTTPStatus.BAD_REQUEST)
+        layer = int(layer_text) if layer_text else None
         layers = [tensor.name for tensor, _ in self._coordinator.signature.spans(Section.PARAMETERS) if tensor.size]
         found = self._coordinator.conflict_map
         if found is None:
             return _json({"layers": [], "harmed": [], **await asyncio.to_thread(self._recorded)})
-        layer = int(layer_text) if layer_text and layer_text.isdecimal() else None
         if layer is not None and layer >= len(layers):
             return _json({"error": f"layer {layer} is not one of the {len(layers)} from 0"}, HTTPStatus.NOT_FOUND)
         return _json(
@@ -132,6 +159,7 @@ class Dashboard:
                 "harmed": found.disagreement(),
                 "layer": layer,
                 "clients": list(found.clients),
+                "conflicting": found.conflicting(layer),
                 "cosines": found.cosines(layer).round(3).tolist(),
                 "direction": [finite(round(float(cosine), 3)) for cosine in found.with_direction(layer)],
             }
@@ -142,12 +170,13 @@ class Dashboard:
         newest = self._coordinator.publication.version - 1
         records = self._store.records(newest, newest)
         if not records:
-            return {"round": None, "clients": [], "cosines": [], "direction": []}
+            return {"round": None, "clients": [], "conflicting": 0, "cosines": [], "direction": []}
         told = records[0]["diagnostics"]
         clients = [contribution["client"] for contribution in records[0]["contributions"]]
         return {
             "round": newest,
             "clients": clients,
+            "conflicting": len(told["conflicts"]),
             "cosines": [[round(cosine, 3) for cosine in line] for line in told["client_cosines"]],
             "direction": [round(told["cosines"].get(client, 0.0), 3) for client in clients],
         }

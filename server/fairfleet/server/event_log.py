@@ -30,6 +30,7 @@ def _figures(kind: str, news: Any) -> dict[str, Any]:
         case "round_committed":
             record = news.record
             seconds = record.training_seconds + record.aggregation_seconds + record.commit_seconds
+            seconds += record.verification.seconds  # 0 where the step was not tried
             return {"seconds": seconds, "updates": len(record.contributions), "dropped": len(record.dropped)}
         case "evaluation_reported":
             return {"client": news.client}

@@ -23,10 +23,10 @@ REMEMBERED_ROUNDS = 200  # over which conflicts are counted
 
 @dataclass(frozen=True)
 class Served:
-    """How the fleet was served by the newest version that it evaluated."""
+    """How the fleet was served by the newest version that it was to evaluate; perhaps no client could."""
 
     version: int
-    loss: Fairness
+    loss: Fairness | None  # None: there are no results
     accuracy: Fairness | None  # None: no client measures it
     improved: float | None  # share of clients whose loss fell since the evaluation before; None: there is none
     evaluations: Evaluations
@@ -36,12 +36,13 @@ class Served:
     def of(cls, version: int, now: Evaluations, before: Evaluations, failures: Mapping[str, str]) -> Served:
         accuracies = [found.accuracy for found in now.values() if found.accuracy is not None]
         both = sorted(now.keys() & before.keys())
-        losses = [before[client].loss for client in both], [now[client].loss for client in both]
+        pairs = [before[client].loss for client in both], [now[client].loss for client in both]
+        losses = [found.loss for found in now.values()]
         return cls(
             version=version,
-            loss=Fairness.of([found.loss for found in now.values()], higher_is_better=False),
+            loss=Fairness.of(losses, higher_is_better=False) if losses else None,
             accuracy=Fairness.of(accuracies) if accuracies else None,
-            improved=improved_share(*losses, higher_is_better=False) if both else None,
+            improved=improved_share(*pairs, higher_is_better=False) if both else None,
             evaluations=now,
             failures=failures,
         )
@@ -129,6 +130,10 @@ class Conflicts:
         if len(self._rounds) > self._remembered:
             self.counts.subtract(self._rounds.pop(min(self._rounds)))
 
-    @property
-    def longest_streak(self) -> int:
-        return max(self.streaks.values(), default=0)
+    def forget(self, clients: Iterable[str]) -> None:
+        """They were revoked: nobody can do anything for them any more."""
+        for client in clients:
+            self.streaks.pop(client, None)
+
+    def longest_streak(self, among: Iterable[str]) -> int:
+        return max((self.streaks[client] for client in among), default=0)

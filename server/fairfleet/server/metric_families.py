@@ -47,10 +47,11 @@ def step_families(step: StepTaken, layers: Sequence[str]) -> Iterator[Metric]:
 
 
 def served_families(served: Served) -> Iterator[Metric]:
-    yield gauge("fairfleet_evaluation_version", "The newest version that clients evaluated", served.version)
+    yield gauge("fairfleet_evaluation_version", "The newest version that clients were to evaluate", served.version)
     about = "Clients by what became of its evaluation"
     yield gauges("fairfleet_evaluation_clients", about, "outcome", served.outcomes())
-    yield from _measure("fairfleet_loss", "", "Loss of clients on their own test data", served.loss)
+    if served.loss:
+        yield from _measure("fairfleet_loss", "", "Loss of clients on their own test data", served.loss)
     if served.accuracy:
         about = "Accuracy of clients on their own test data, 0 to 1"
         yield from _measure("fairfleet_accuracy", "_ratio", about, served.accuracy)

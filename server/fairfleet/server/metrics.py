@@ -7,6 +7,7 @@ a scrape asks for it. Labels have few values; a client is named only while the f
 from __future__ import annotations
 
 import platform
+import time
 from collections import Counter as Tally
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -45,7 +46,7 @@ class Metrics(Collector):
         self.measured: float | None = None  # share of clients whose loss fell, of the newest step that reports tell of
         self.verified: pb.Verification | None = None  # of the newest step
         self.conflicts = Conflicts()
-        self.committed_unix: float | None = None
+        self.committed_unix = time.time()  # or, before the first commit, when the server began: so a stall shows
         self._coordinator = coordinator
         self._evaluation_began: float | None = None
         self._joins = Counter("fairfleet_client_joins", "Clients that joined", registry=registry)
@@ -89,6 +90,7 @@ class Metrics(Collector):
                 self._evaluation_began = event.unix_seconds
             case "evaluation_finished" if self._evaluation_began is not None:
                 self._phase("evaluating", event.unix_seconds - self._evaluation_began)
+                self._evaluation_began = None  # the next one may ask nobody
 
     def committed(self, record: pb.RoundRecord, step: StepTaken) -> None:
         seconds = {
@@ -120,6 +122,7 @@ class Metrics(Collector):
     # ---- how things stand ----------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
+        self.conflicts.forget(self._coordinator.revoked)
         yield from self._federation()
         yield from self._fleet()
         yield from self._moved()
@@ -151,10 +154,8 @@ class Metrics(Collector):
         yield gauge("fairfleet_paused", "1 while no new round may begin", round.paused)
         phases = {phase.value: phase is round.phase for phase in Phase}
         yield gauges("fairfleet_phase", "1 for the phase of the round under way", "phase", phases)
-        if self.committed_unix is not None:
-            yield gauge(
-                "fairfleet_commit_timestamp_seconds", "When the newest round was committed", self.committed_unix
-            )
+        meaning = "When the newest round was committed; before the first, when the server began"
+        yield gauge("fairfleet_commit_timestamp_seconds", meaning, self.committed_unix)
 
     def _fleet(self) -> Iterator[Metric]:
         round, traffic = self._coordinator.round, self._coordinator.traffic
@@ -219,5 +220,6 @@ class Metrics(Collector):
             yield gauges("fairfleet_history_age_rounds", "How old kept updates are", "statistic", told)
 
     def _streaks(self) -> Iterator[Metric]:
-        about = "Longest run of its own rounds in which the direction harmed one and the same client"
-        yield gauge("fairfleet_conflict_streak_rounds", about, self.conflicts.longest_streak)
+        about = "Longest run of its own rounds in which the direction harmed one and the same connected client"
+        connected = (session.client for session in self._coordinator.sessions.all())
+        yield gauge("fairfleet_conflict_streak_rounds", about, self.conflicts.longest_streak(connected))

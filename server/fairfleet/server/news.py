@@ -24,6 +24,8 @@ def headline(event: pb.Event) -> str | None:
             return _committed(news.record)
         case "evaluation_reported" if news.failure:
             return f"{news.client} cannot evaluate: {short(news.failure)}"
+        case "evaluation_finished" if not news.asked:
+            return f"version {event.round} was evaluated by nobody: no client that is connected has test data"
         case "evaluation_finished":
             return f"version {event.round} evaluated by {news.reported:,} of {_clients(news.asked)}"
         case "federation_paused":

@@ -22,7 +22,8 @@ from fairfleet.server.news import headline
 ROUNDS = 200  # shown; the database has them all
 EVALUATIONS = 400
 HEADLINES = 200
-PRESENT = ("idle", "training", "delivered", "evaluating")
+BUSY = ("training", "delivered", "verifying", "evaluating")
+AWAY = ("gone", "revoked")  # only who joins leaves these
 QUANTILES = (0, 10, 25, 50, 75, 90, 100)
 
 
@@ -30,7 +31,8 @@ QUANTILES = (0, 10, 25, 50, 75, 90, 100)
 class ClientRow:
     client: str
     revision: int = 0
-    state: str = "gone"  # or one of PRESENT; lost (to its round), revoked, done (told that all is finished)
+    state: str = "gone"  # revoked, idle, one of BUSY, lost (to its round), or done (told that all is finished)
+    connected: bool = False
     device: str = ""
     samples: int = 0  # to train on
     seen_unix: float | None = None  # when something was last heard of it
@@ -53,6 +55,7 @@ class Picture:
         self.revision = 0
         self.conflicts = Conflicts()
         self._clients: dict[str, ClientRow] = {}
+        self._owed: dict[str, str] = {}  # by client: the state that it is in once it is back, for it was asked
         self._rounds: deque[dict[str, Any]] = deque(maxlen=ROUNDS)
         self._evaluations: deque[dict[str, Any]] = deque(maxlen=EVALUATIONS)
         self._headlines: deque[dict[str, Any]] = deque(maxlen=HEADLINES)
@@ -76,10 +79,15 @@ class Picture:
         row.revision = self.revision
         return row
 
-    def send_home(self, connected: Set[str]) -> None:
-        """All is finished: whoever has heard of it goes, and no event tells of that."""
+    def compare(self, connected: Set[str], revoked: Set[str], *, finished: bool) -> None:
+        """With who is there: not everything has an event, such as the leaving of those told that all is finished."""
         for row in self._clients.values():
-            if row.state in PRESENT and row.client not in connected:
+            if row.connected != (row.client in connected):
+                self.set(row.client, connected=row.client in connected)
+            if row.client in revoked and (row.state != "revoked" or row.streak):
+                self.conflicts.forget([row.client])
+                self.set(row.client, state="revoked", streak=0)
+            elif finished and not row.connected and row.state in ("idle", *BUSY):
                 self.set(row.client, state="done")
 
     # ---- what happens --------------------------------------------------------------------------
@@ -92,34 +100,63 @@ class Picture:
         match kind:
             case "client_joined":
                 told = {"device": news.device, "samples": news.train_samples}
-                self.set(news.client, state="idle", seen_unix=event.unix_seconds, **told)
+                state = self._owed.get(news.client, "idle")
+                self.set(news.client, state=state, seen_unix=event.unix_seconds, **told)
             case "client_gone":
+                self._owed.pop(news.client, None)
                 state = "revoked" if news.reason == "revoked" else "gone"
                 self.set(news.client, state=state, seen_unix=event.unix_seconds)
             case "round_started":
                 self._asked(news.clients, event.round)
-            case "update_received":
-                self.set(news.client, state="delivered", seen_unix=event.unix_seconds)
+            case "update_received" | "step_tried":
+                self._answered(news.client, "delivered", event.unix_seconds)
+            case "verification_started":
+                self._ask(news.clients, "verifying")
             case "evaluation_started":
-                self._all(news.clients, "evaluating")
+                self._ask(news.clients, "evaluating")
             case "evaluation_reported":
-                self.set(news.client, state="idle", seen_unix=event.unix_seconds)
+                self._answered(news.client, "idle", event.unix_seconds)
             case "evaluation_finished":
-                self._all([row.client for row in self._clients.values() if row.state == "evaluating"], "idle")
+                self._release("evaluating")
+            case "step_measured":
+                self._measured(news.round, news.measured.improved)
         if (line := headline(event)) is not None:
             self.revision += 1
             told = {"unix_seconds": event.unix_seconds, "round": event.round, "kind": kind, "text": line}
             self._headlines.append({"revision": self.revision, **told})
 
     def _asked(self, clients: Iterable[str], round: int) -> None:
+        self._ask(clients, "training")
         for client in clients:
-            row = self.set(client, state="training")
+            row = self._clients[client]
             if row.asked_round != round:  # after a restart the same clients are asked again
                 row.asked, row.asked_round = row.asked + 1, round
 
-    def _all(self, clients: Iterable[str], state: str) -> None:
+    def _ask(self, clients: Iterable[str], state: str) -> None:
         for client in clients:
-            self.set(client, state=state)
+            self._owed[client] = state
+            self._move(client, state)
+
+    def _answered(self, client: str, state: str, unix_seconds: float) -> None:
+        self._owed.pop(client, None)
+        self._move(client, state, seen_unix=unix_seconds)
+
+    def _release(self, *states: str) -> None:
+        """Whoever owes one of these owes it no more."""
+        self._owed = {client: state for client, state in self._owed.items() if state not in states}
+        for client in [row.client for row in self._clients.values() if row.state in states]:
+            self.set(client, state="idle")
+
+    def _move(self, client: str, state: str, **changes: Any) -> None:
+        known = self._clients.get(client)
+        away = known is not None and known.state in AWAY
+        self.set(client, **changes, **({} if away else {"state": state}))
+
+    def _measured(self, round: int, improved: float) -> None:
+        for entry in self._rounds:
+            if entry["round"] == round:
+                self.revision += 1
+                entry.update(revision=self.revision, measured=finite(improved))
 
     def committed(self, record: pb.RoundRecord, step: StepTaken, *, live: bool = True) -> None:
         """A round, as it is committed or as it is found in the records of an earlier run."""
@@ -136,12 +173,12 @@ class Picture:
                 conflicts=self.conflicts.counts[client],
                 streak=self.conflicts.streaks[client],
             )
-            if live:
-                row.updates += 1
-                row.state = "idle" if row.state in ("delivered", "training") else row.state
+            row.updates += live
         for client in record.dropped if live else ():
             if client in self._clients and self._clients[client].state == "training":
                 self.set(client, state="lost")
+        if live:
+            self._release("training", "verifying", "delivered")
         self.revision += 1
         self._rounds.append({"revision": self.revision, **round_entry(record, step)})
 
@@ -165,6 +202,7 @@ def round_entry(record: pb.RoundRecord, step: StepTaken) -> dict[str, Any]:
         "unix_seconds": record.unix_seconds,
         "training_seconds": record.training_seconds,
         "aggregation_seconds": record.aggregation_seconds,
+        "verification_seconds": record.verification.seconds,  # 0 where the step was not tried
         "commit_seconds": record.commit_seconds,
         "attempts": record.attempts,
         "updates": len(record.contributions),
@@ -177,6 +215,9 @@ def round_entry(record: pb.RoundRecord, step: StepTaken) -> dict[str, Any]:
         "direction_norm": finite(step.norm),
         "standing_in": step.standing_in,
         "status": step.status,
+        "promised": finite(record.promised) if record.HasField("promised") else None,
+        "measured": finite(record.measured.improved) if record.HasField("measured") else None,  # known later
+        "factor": record.verification.factor if record.HasField("verification") else None,
     }
 
 

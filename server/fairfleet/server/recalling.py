@@ -40,18 +40,21 @@ def recall(store: Store, round: Round) -> Recalled:
 
 
 def newest_served(store: Store, last: int) -> Served | None:
-    """By the newest version up to `last` that clients evaluated, compared with the one evaluated before it."""
-    found = list(_one_after_another(store, store.evaluated_versions(last, 2)[::-1]))
-    return found[-1] if found else None
+    """By the newest version up to `last` that clients were to evaluate, compared with the results before it."""
+    newest = store.evaluated_versions(last, 1)
+    if not newest:
+        return None
+    before = store.evaluated_versions(newest[0] - 1, 1, with_results=True)
+    return list(_one_after_another(store, [*before, *newest]))[-1]
 
 
 def _one_after_another(store: Store, versions: list[int]) -> Iterator[Served]:
-    """Each compared with the one before it."""
+    """Each compared with the one before it that has results."""
     before: Evaluations = {}
     for version in versions:
         now = store.evaluations_of(version)
         yield Served.of(version, now, before, store.evaluation_failures(version))
-        before = now
+        before = now or before
 
 
 def _spread(versions: list[int]) -> list[int]:

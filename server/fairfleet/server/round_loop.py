@@ -206,8 +206,9 @@ class RoundLoop:
             await self.threads.in_database(self.store.record, facts, round, *writes)
         for piece in news:
             self.emit(**piece)
-        if any(ends_evaluation(before, after) for before, _, after in facts):
-            self.emit(evaluation_finished=self._evaluation)
+        for before in (before for before, _, after in facts if ends_evaluation(before, after)):
+            self.broadcast.emit(before.number, evaluation_finished=self._evaluation)
+            self._evaluation = pb.EvaluationFinished()  # the next one may ask nobody
         self.round = round
         and_then()
         for action, at in todo:
@@ -361,4 +362,4 @@ def measured_out(measured: Measured) -> pb.StepMeasured:
 
 
 def ends_evaluation(before: Round, after: Round) -> bool:
-    return before.phase is Phase.EVALUATING and bool(before.asked) and after.phase is not Phase.EVALUATING
+    return before.phase is Phase.EVALUATING and after.phase is not Phase.EVALUATING

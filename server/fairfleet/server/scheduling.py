@@ -76,11 +76,10 @@ class Scheduler:
 
     def choose(self, round: Round, sessions: Sequence[Session]) -> rounds.ClientsChosen | None:
         """Who is to be asked now, if anybody. It may be that nobody can evaluate: then the empty set is chosen."""
-        if len(sessions) < self._wanted.minimum_clients:
-            return None
-        if round.phase is Phase.EVALUATING and not round.asked:
+        # An evaluation asks whoever is there: also fewer than a round needs have something to say.
+        if round.phase is Phase.EVALUATING and not round.asked and sessions:
             return rounds.ClientsChosen(self._evaluators(round, sessions))
-        if round.phase is not Phase.WAITING or round.paused:
+        if round.phase is not Phase.WAITING or round.paused or len(sessions) < self._wanted.minimum_clients:
             return None
         busy = round.asked | round.received
         candidates = [self._candidate(session) for session in sessions if session.client not in busy]

@@ -519,11 +519,14 @@ class Store:
                     found[version][client] = accuracy
         return dict(found)
 
-    def evaluated_versions(self, last: int, count: int) -> list[int]:
-        """The newest versions, up to `last`, that some client has evaluated; newest first. A count of -1: all."""
-        query = sa.select(evaluations.c.version).where(
-            evaluations.c.version <= last, evaluations.c.evaluation.is_not(None)
-        )
+    def evaluated_versions(self, last: int, count: int, *, with_results: bool = False) -> list[int]:
+        """The newest versions, up to `last`, that clients were to evaluate; newest first. A count of -1: all.
+
+        `with_results`: only those that some client could evaluate.
+        """
+        query = sa.select(evaluations.c.version).where(evaluations.c.version <= last)
+        if with_results:
+            query = query.where(evaluations.c.evaluation.is_not(None))
         query = query.distinct().order_by(evaluations.c.version.desc())
         query = query if count < 0 else query.limit(count)
         with self._reading() as connection:

@@ -2,25 +2,21 @@
 import * as clients from "./clients.js";
 import * as conflicts from "./conflicts.js";
 import { histogram, lines, none, spark, stacks } from "./charts.js";
-import { $, h, text } from "./dom.js";
-import { apply, measure, newest, state } from "./state.js";
-import { bytes, clock, duration, number, percent, plural, points, whole } from "./words.js";
+import { $, h, keyed, text } from "./dom.js";
+import { apply, evaluated, measure, newest, state } from "./state.js";
+import { bytes, clock, duration, NONE, number, percent, plural, points, whole } from "./words.js";
 
 const AGAIN = 3000; // milliseconds before a connection that the browser gave up is tried again
 
 // ---- the connection ------------------------------------------------------------------------------
 
-let lostAt = null;
-
 function connect() {
   const source = new EventSource("/api/live");
   source.onmessage = (event) => {
     apply(JSON.parse(event.data));
-    lostAt = null;
     link("live");
   };
   source.onerror = () => {
-    lostAt ??= Date.now();
     link("lost");
     if (source.readyState === EventSource.CLOSED) setTimeout(connect, AGAIN);
   };
@@ -44,7 +40,10 @@ function drawSoon() {
 
 function draw() {
   banner();
-  if (!state.status) return;
+  if (!state.status) {
+    if (document.body.dataset.link === "lost") text("phase-text", "not connected");
+    return;
+  }
   top();
   const fresh = !state.rounds.length && !state.evaluations.length;
   document.body.classList.toggle("fresh", fresh);
@@ -98,6 +97,7 @@ function banner() {
   const box = $("banner"), { status } = state, lost = document.body.dataset.link === "lost";
   const finished = status?.phase === "finished";
   const words = finished ? `Finished at version ${status.version}: ${status.ended}${lost ? " (the server has ended since)" : ""}`
+    : lost && !status ? "No connection to the server, and nothing was heard from it yet. Trying again."
     : lost ? "No connection to the server: what you see is what it last said. Trying again." : status?.paused ? "Paused: no new round begins until somebody resumes." : "";
   box.hidden = !words;
   box.classList.toggle("good", finished);
@@ -127,21 +127,31 @@ function tile(id, kind, name, value, note, line, delta) {
 }
 
 function tiles() {
-  const all = state.evaluations, what = measure(), last = newest()?.[what], before = all.at(-2)?.[what], round = state.rounds.at(-1);
+  const all = evaluated(), what = measure(), last = newest()?.[what], before = all.at(-2)?.[what], round = state.rounds.at(-1);
   const accurate = what === "accuracy", format = accurate ? percent : number, good = accurate ? 1 : -1;
   const delta = (key, sign) => change(last?.[key], before?.[key], sign, accurate ? points : (value) => `${value < 0 ? "−" : "+"}${number(Math.abs(value))}`);
   const history = (key) => all.map((entry) => entry[what]?.[key]);
   const gap = (entry) => (entry ? Math.abs(entry.mean - entry.worst_10) : null);
-  const streak = Math.max(0, ...[...state.clients.values()].map((row) => row.streak));
+  const streak = Math.max(0, ...[...state.clients.values()].filter((row) => row.state !== "gone").map((row) => row.streak));
   $("tiles").replaceChildren(
     tile("worst", "worst", "worst 10 %", format(last?.worst_10), last ? "of the worst served" : "no evaluation yet", spark(history("worst_10"), "worst-c"), delta("worst_10", good)),
     tile("mean", "mean", `mean ${what}`, format(last?.mean), last ? `of ${plural(last.clients, "client")}, version ${newest().version}` : "no evaluation yet", spark(history("mean"), "mean-c"), delta("mean", good)),
     tile("gap", "", "gap", format(gap(last)), "what the mean hides", spark(all.map((entry) => gap(entry[what])), "faint-c"), change(gap(last), gap(before), -1, accurate ? points : number)),
     tile("angle", "", "unevenness", last ? `${last.angle_degrees.toFixed(1)}°` : format(null), last ? `Gini ${number(last.gini)} · Jain ${number(last.jain)}` : "angle to all alike", spark(history("angle_degrees"), "faint-c")),
-    tile("improved", "", "improved ρ", percent(newest()?.improved), "clients whose loss fell", spark(all.map((entry) => entry.improved), "best-c")),
+    tile("improved", "", "improved ρ", percent(newest()?.improved), stepWords(), spark(all.map((entry) => entry.improved), "best-c")),
     tile("conflicts", "", "in conflict", round ? `${round.conflicts} / ${round.updates}` : "–", round ? `in ${plural(round.conflicting_layers, "layer")} · streak ${streak}` : "", spark(state.rounds.map((entry) => entry.conflicts), "worst-c")),
   );
 }
+
+/** What the newest step that reports tell of had promised, and what it did. */
+function stepWords() {
+  const told = state.rounds.findLast((entry) => entry.measured != null) ?? state.rounds.at(-1);
+  if (told?.promised == null && told?.measured == null) return "clients whose loss fell";
+  const title = `The step of round ${told.round}: share of clients whose loss falls to first order, and whose loss fell by their next reports. Above: between evaluations.`;
+  return h("span", { title }, `promised ${brief(told.promised)} · measured ${brief(told.measured)}`);
+}
+
+const brief = (share) => (share == null ? NONE : `${Math.round(100 * share)} %`);
 
 // ---- charts --------------------------------------------------------------------------------------
 
@@ -155,7 +165,8 @@ let story = null;
 function hero() {
   const possible = Object.keys(STORIES).filter((key) => STORIES[key].there());
   const chosen = possible.includes(story) ? story : possible[0];
-  $("hero-tabs").replaceChildren(...possible.map((key) => h("button", { type: "button", role: "tab", "aria-selected": key === chosen ? "true" : "false", onclick: () => { story = key; hero(); } }, STORIES[key].name)));
+  const make = (key) => h("button", { type: "button", role: "tab", onclick: () => { story = key; hero(); } }, STORIES[key].name);
+  keyed($("hero-tabs"), possible, make, (tab, key) => tab.setAttribute("aria-selected", String(key === chosen)));
   text("hero-lead", STORIES[chosen].lead);
   if (chosen === "training") return trainingLoss();
   const { entries, format } = STORIES[chosen], found = entries();
@@ -179,14 +190,19 @@ function due_words() {
   return every ? `No evaluation yet: clients evaluate every ${plural(every, "round")} and at the end.` : "No evaluations: round.evaluate_every is 0.";
 }
 
+function failedWords({ version, outcomes }) {
+  const parts = Object.entries({ failed: "failed", silent: "did not answer", no_test_data: "without test data" }).filter(([key]) => outcomes[key]);
+  return `Version ${version}: no client gave a result (${parts.map(([key, words]) => `${whole(outcomes[key])} ${words}`).join(", ")}).`;
+}
+
 function now() {
-  const last = newest(), what = measure();
-  if (!last) { text("now-lead", ""); return none($("now-chart"), due_words()); }
+  const last = newest(), what = measure(), tried = state.evaluations.at(-1);
+  if (!last) { text("now-lead", ""); return none($("now-chart"), tried ? failedWords(tried) : due_words()); }
   const values = [...state.clients.values()].filter((row) => row.evaluated === last.version && row[what] != null).map((row) => row[what]);
   const { worst_10, mean, min, max } = last[what], accurate = what === "accuracy", format = accurate ? (value) => `${Math.round(100 * value)} %` : number;
   const left_out = last.outcomes.failed + last.outcomes.silent + last.outcomes.no_test_data;
   text("now-version", `version ${last.version}`);
-  text("now-lead", left_out ? `${plural(left_out, "client")} gave no result and ${left_out === 1 ? "is" : "are"} left out.` : `${what[0].toUpperCase()}${what.slice(1)} of ${plural(values.length, "client")}.`);
+  text("now-lead", tried !== last ? failedWords(tried) : left_out ? `${plural(left_out, "client")} gave no result and ${left_out === 1 ? "is" : "are"} left out.` : `${what[0].toUpperCase()}${what.slice(1)} of ${plural(values.length, "client")}.`);
   const low = accurate ? Math.min(Math.floor(min * 10) / 10, 0.9) : min, high = accurate ? Math.max(Math.ceil(max * 10) / 10, low + 0.1) : max + (max > min ? 0 : 1);
   histogram($("now-chart"), values, {
     low, high, bins: Math.max(5, Math.min(24, Math.round(2 * Math.sqrt(values.length) + 2))), format,
@@ -211,9 +227,10 @@ function rounds() {
   const recent = state.rounds.slice(-60);
   if (!recent.length) return none($("rounds-chart"), "No round yet.");
   const of = (key) => recent.map((entry) => entry[key]), mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-  const parts = [["training", "one-c", of("training_seconds")], ["aggregation", "two-c", of("aggregation_seconds")], ["commit", "three-c", of("commit_seconds")]];
+  const parts = [["training", "one-c", of("training_seconds")], ["aggregation", "two-c", of("aggregation_seconds")], ["verification", "four-c", of("verification_seconds")], ["commit", "three-c", of("commit_seconds")]].filter(([name, , values]) => name !== "verification" || values.some(Boolean));
   const fallbacks = recent.filter((entry) => entry.status !== "ok").length;
-  $("rounds-lead").replaceChildren(...parts.map(([name, color, values]) => h("span", { class: `key ${color}` }, `${name} ${duration(mean(values))}`)), fallbacks ? plural(fallbacks, "fallback") : "");
+  const factor = recent.at(-1).factor;
+  $("rounds-lead").replaceChildren(...parts.map(([name, color, values]) => h("span", { class: `key ${color}` }, `${name} ${duration(mean(values))}`)), h("span", null, [fallbacks && plural(fallbacks, "fallback"), factor != null && `newest step × ${factor}`].filter(Boolean).join(" · ")));
   stacks($("rounds-chart"), of("round"), parts.map(([name, color, values]) => ({ name, color, values })), duration);
 }
 

@@ -1,5 +1,5 @@
 // The clients' table: only the rows in sight exist, so a thousand clients scroll like ten.
-import { $, h, text } from "./dom.js";
+import { $, h, keyed, text } from "./dom.js";
 import { measure, need, newest, state } from "./state.js";
 import { clock, duration, NONE, number, percent, plural } from "./words.js";
 
@@ -7,18 +7,17 @@ const HEIGHT = 36, BEYOND = 6; // pixels of a row; rows kept beside those in sig
 
 const COLUMNS = [
   { name: "client", key: (row) => row.client, cell: (row) => h("span", { class: "name", title: row.device }, row.client) },
-  { name: "state", class: "wideonly", key: (row) => row.state, cell: (row) => h("span", { class: `state ${row.state}` }, h("i"), row.state) },
+  { name: "state", key: (row) => row.state, cell: (row) => h("span", { class: `state ${row.state}` }, h("i"), row.state) },
   { name: "accuracy", key: need, cell: served },
   { name: "loss", class: "n", key: (row) => row.loss ?? -Infinity, down: true, cell: (row) => number(row.loss) },
-  { name: "updates", class: "n wideonly", key: (row) => row.updates, cell: (row) => h("span", { title: "counted of those asked for" }, `${row.updates} / ${row.asked}`) },
-  { name: "coefficient", class: "n wideonly", key: (row) => row.coefficient ?? -Infinity, down: true, cell: (row) => number(row.coefficient) },
-  { name: "cosine", class: "n wideonly", key: (row) => row.cosine ?? Infinity, cell: (row) => h("span", { class: row.cosine < -1e-9 ? "clash" : "", title: "of its update with the direction" }, number(row.cosine)) },
-  { name: "conflicts", class: "n opt wideonly", key: (row) => row.conflicts, down: true, cell: conflicts },
-  { name: "last seen", class: "n opt wideonly", key: (row) => row.seen_unix ?? 0, cell: seen },
+  { name: "updates", class: "n", key: (row) => row.updates, cell: (row) => h("span", { title: "counted of those asked for" }, `${row.updates} / ${row.asked}`) },
+  { name: "coefficient", class: "n", key: (row) => row.coefficient ?? -Infinity, down: true, cell: (row) => number(row.coefficient) },
+  { name: "cosine", class: "n", key: (row) => row.cosine ?? Infinity, cell: (row) => h("span", { class: row.cosine < -1e-9 ? "clash" : "", title: "of its update with the direction" }, number(row.cosine)) },
+  { name: "conflicts", class: "n", key: (row) => row.conflicts, down: true, cell: conflicts },
+  { name: "last seen", class: "n", key: (row) => row.seen_unix ?? 0, cell: seen },
 ];
 
 const names = new Intl.Collator("en", { numeric: true }); // client-9 before client-10
-const PRESENT = ["idle", "training", "delivered", "evaluating"];
 
 let sorted = { column: COLUMNS[2], down: false };
 let rows = [];
@@ -38,17 +37,19 @@ function conflicts(row) {
 }
 
 function seen(row) {
-  if (PRESENT.includes(row.state)) return "connected";
+  if (row.connected) return "connected";
   const ago = row.seen_unix == null ? null : Date.now() / 1000 + state.skew - row.seen_unix;
   return h("span", { title: row.seen_unix == null ? "" : clock(row.seen_unix) }, ago == null ? NONE : `${duration(Math.max(0, ago))} ago`);
 }
 
 function head() {
-  $("table-head").replaceChildren(...COLUMNS.map((column) => {
-    const mine = column === sorted.column;
-    const sort = mine ? (sorted.down ? "descending" : "ascending") : false;
-    return h("span", { role: "columnheader", class: column.class }, h("button", { type: "button", "aria-sort": sort, onclick: () => choose(column) }, `${column.name}${mine ? (sorted.down ? " ↓" : " ↑") : ""}`));
-  }));
+  const make = (name, place) => h("span", { role: "columnheader", class: COLUMNS[place].class }, h("button", { type: "button", onclick: () => choose(COLUMNS[place]) }));
+  keyed($("table-head"), COLUMNS.map((column) => column.name), make, (cell, name, place) => {
+    const mine = COLUMNS[place] === sorted.column, button = cell.firstChild;
+    button.textContent = `${name}${mine ? (sorted.down ? " ↓" : " ↑") : ""}`;
+    if (mine) button.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
+    else button.removeAttribute("aria-sort");
+  });
 }
 
 function choose(column) {

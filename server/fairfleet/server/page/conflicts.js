@@ -1,5 +1,5 @@
 // The conflict map: cosines between the updates of the newest round, and of each with the direction, over all or in one layer.
-import { $, h, text, tip } from "./dom.js";
+import { $, h, keyed, text, tip } from "./dom.js";
 import { state } from "./state.js";
 import { number, plural } from "./words.js";
 
@@ -17,8 +17,10 @@ export async function refresh(force = false) {
   asked = Date.now();
   try {
     const answer = await fetch(`/api/conflicts${layer === "" ? "" : `?layer=${layer}`}`);
+    if (answer.status === 404) layer = ""; // the model has no such layer any more
     if (!answer.ok) throw new Error(answer.statusText);
     found = await answer.json();
+    if (!(layer in found.layers)) layer = ""; // after a restart only the whole model's map is known
   } catch {
     return; // the stream says when the server is away; the next round asks again
   }
@@ -28,13 +30,14 @@ export async function refresh(force = false) {
 
 function nothing(words) {
   $("map").replaceChildren(h("p", { class: "none" }, words));
-  $("layers").replaceChildren();
+  keyed($("layers"), []);
+  $("layers-caption").hidden = true;
 }
 
 export function draw() {
   if (!found) return;
   choices();
-  const harmed = found.direction.filter((cosine) => cosine < -1e-9).length;
+  const harmed = found.conflicting;
   const where = layer === "" ? "" : ` in ${found.layers[layer]}`;
   text("conflicts-lead", found.round == null ? "" : `Round ${found.round}: ${harmed ? `the direction harms ${harmed} of ${plural(found.clients.length, "client")}${where}` : `nobody of ${plural(found.clients.length, "client")} is harmed${where}`}.`);
   strip();
@@ -86,21 +89,25 @@ function palette() {
 
 function choices() {
   const options = [["", "whole model"], ...found.layers.map((name, place) => [String(place), `${name} · ${found.harmed[place]} harmed`])];
-  $("layer").replaceChildren(...options.map(([value, name]) => h("option", { value, selected: value === layer }, name)));
+  const names = Object.fromEntries(options);
+  keyed($("layer"), options.map(([value]) => value), (value) => h("option", { value }), (option, value) => {
+    if (option.textContent !== names[value]) option.textContent = names[value];
+  });
   $("layer").value = layer;
 }
 
 function strip() {
   const most = Math.max(1, found.clients.length);
-  $("layers").replaceChildren(...found.layers.map((name, place) => {
-    const cell = h("button", {
-      type: "button", "aria-label": `${name}: ${found.harmed[place]} harmed`, "aria-pressed": String(place) === layer ? "true" : "false",
-      onclick: () => pick(String(place) === layer ? "" : String(place)),
-      onpointermove: (event) => tip(event, name, [["clients harmed", String(found.harmed[place])]]), onpointerleave: () => tip(),
-    });
-    cell.style.setProperty("--share", found.harmed[place] / most);
-    return cell;
-  }));
+  const harmed = (place) => found.harmed[place];
+  keyed($("layers"), found.layers, (name, place) => h("button", {
+    type: "button", onclick: () => pick(String(place) === layer ? "" : String(place)),
+    onpointermove: (event) => tip(event, name, [["clients harmed", String(harmed(place))]]), onpointerleave: () => tip(),
+  }), (cell, name, place) => {
+    cell.setAttribute("aria-label", `${name}: ${harmed(place)} harmed`);
+    cell.setAttribute("aria-pressed", String(String(place) === layer));
+    cell.style.setProperty("--share", harmed(place) / most);
+  });
+  $("layers-caption").hidden = !found.layers.length;
 }
 
 function pick(value) {

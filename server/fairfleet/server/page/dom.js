@@ -15,6 +15,16 @@ function made(element, attributes, children) {
 export const h = (tag, attributes, ...children) => made(document.createElement(tag), attributes, children);
 export const s = (tag, attributes, ...children) => made(document.createElementNS(SVG, tag), attributes, children);
 
+/** Children are made anew only when the list of keys changes: no click and no focus is lost to a redraw. */
+export function keyed(host, keys, make = () => null, update = () => {}) {
+  const list = JSON.stringify(keys);
+  if (host.dataset.keys !== list) {
+    host.dataset.keys = list;
+    host.replaceChildren(...keys.map(make));
+  }
+  keys.forEach((key, place) => update(host.children[place], key, place));
+}
+
 export function text(id, value) {
   const element = $(id);
   if (element.textContent !== value) element.textContent = value;

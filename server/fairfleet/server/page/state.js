@@ -8,10 +8,15 @@ export function apply(message) {
   state.status = message.status;
   state.skew = message.now - Date.now() / 1000; // the server's clock need not be ours
   for (const row of message.clients) state.clients.set(row.client, row);
+  const again = new Set(message.rounds.map((entry) => entry.round)); // a round may be told of again: what its step did is known later
+  state.rounds = state.rounds.map((entry) => (again.has(entry.round) ? message.rounds.find(({ round }) => round === entry.round) : entry));
+  const known = new Set(state.rounds.map((entry) => entry.round));
+  message.rounds = message.rounds.filter((entry) => !known.has(entry.round));
   for (const [name, limit] of Object.entries(LIMITS)) state[name] = [...state[name], ...message[name]].slice(-limit);
 }
 
-export const newest = () => state.evaluations.at(-1);
+export const evaluated = () => state.evaluations.filter((entry) => entry.loss); // others gave no result at all
+export const newest = () => evaluated().at(-1);
 export const measure = () => (newest()?.accuracy ? "accuracy" : "loss"); // what clients are compared by
 
 /** The worst served first: by accuracy, else by loss; those that nothing is known of come last. */
