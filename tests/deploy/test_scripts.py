@@ -11,7 +11,7 @@ import pytest
 from tests.deploy.settings import ROOT
 
 SCRIPT = ROOT / "scripts" / "install-test-packages"
-PROGRAMS = ("initdb", "prometheus", "chromium", "dockerd", "iptables", "mmdebstrap", "kubectl")
+PROGRAMS = ("initdb", "prometheus", "chromium", "dockerd", "iptables", "mmdebstrap", "kubectl", "strace")
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
     Also if it is there already: whoever made it may have died before it was on the disk.
     """
-    if not path.parent.is_dir():
+    if not path.parent.exists():
         make_folder(path.parent)
     path.mkdir(exist_ok=True, mode=mode)
     with suppress(PermissionError):  # a parent that we may not read is not of our making
