@@ -107,7 +107,7 @@ def test_the_numbers_on_the_page_equal_those_of_the_store_without_a_reload(
         assert sentence in page.text("#conflicts-lead")
         assert "verification" in page.text("#rounds-lead")
         assert f"step {TIMES} {record['verification']['factor']:g}" in page.text("#rounds-lead")
-        assert re.search(r"promised \d+ % · measured \d+ %", page.text("#tile-improved .note"))
+        assert re.search(r"promised \d+ %, got \d+ %", page.text("#tile-improved .note"))
         told = json.loads(get(f"http://127.0.0.1:{port}/api/conflicts")[1])
         expected = record["diagnostics"]["client_cosines"]
         assert told["cosines"] == [pytest.approx(line, abs=1e-3) for line in expected]

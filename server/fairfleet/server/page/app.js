@@ -4,7 +4,7 @@ import * as conflicts from "./conflicts.js";
 import { histogram, lines, none, spark, stacks } from "./charts.js";
 import { $, h, keyed, text } from "./dom.js";
 import { apply, evaluated, measure, newest, state } from "./state.js";
-import { bytes, clock, duration, NONE, number, percent, plural, points, whole } from "./words.js";
+import { bytes, clock, duration, number, percent, plural, points, whole } from "./words.js";
 
 const AGAIN = 3000; // milliseconds before a connection that the browser gave up is tried again
 
@@ -148,10 +148,8 @@ function stepWords() {
   const told = state.rounds.findLast((entry) => entry.measured != null) ?? state.rounds.at(-1);
   if (told?.promised == null && told?.measured == null) return "clients whose loss fell";
   const title = `The step of round ${told.round}: share of clients whose loss falls to first order, and whose loss fell by their next reports. Above: between evaluations.`;
-  return h("span", { title }, `promised ${brief(told.promised)} · measured ${brief(told.measured)}`);
+  return h("span", { title }, [["promised", told.promised], ["got", told.measured]].filter(([, share]) => share != null).map(([word, share]) => `${word} ${Math.round(100 * share)} %`).join(", "));
 }
-
-const brief = (share) => (share == null ? NONE : `${Math.round(100 * share)} %`);
 
 // ---- charts --------------------------------------------------------------------------------------
 
