@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import sqlite3
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.fleet import Fleet
+from tests.e2e.fleet import Fleet, free_port
+
+SETTINGS = {"rule__name": "fedfv", "rule__tau": 2, "optimizer__name": "adam", "round__evaluate_every": 0}
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +21,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     fleet = Fleet(tmp_path_factory.mktemp("whole"))
     try:
         fleet.init()
-        settings = {"rule__name": "fedfv", "rule__tau": 2, "optimizer__name": "adam", "round__evaluate_every": 0}
-        fleet.start_server(rounds=10_000, **settings)
+        fleet.start_server(rounds=10_000, **SETTINGS)
         for name in ("a", "b"):
             fleet.start_client(name)
         fleet.wait_for_version(3)
@@ -43,11 +45,35 @@ def cut_model(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def flip_a_bit(folder: Path) -> None:
-    file = newest(folder, "models/*[0-9].safetensors")
-    data = bytearray(file.read_bytes())
-    data[-9] ^= 1
-    file.write_bytes(data)
+def flip_a_bit(pattern: str) -> Callable[[Path], None]:
+    def flip(folder: Path) -> None:
+        file = newest(folder, pattern)
+        data = bytearray(file.read_bytes())
+        data[-33] ^= 0x40
+        file.write_bytes(data)
+
+    return flip
+
+
+def cut_vectors(folder: Path) -> None:
+    file = newest(folder, "models/*.optimizer.*")
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def overwrite_page_of(table: str) -> Callable[[Path], None]:
+    """Its first page, as a disk might that writes elsewhere than it was told to."""
+
+    def overwrite(folder: Path) -> None:
+        with contextlib.closing(sqlite3.connect(folder / "federation.db")) as database:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            (size,) = database.execute("PRAGMA page_size").fetchone()
+            query = "SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?"
+            (page,) = database.execute(query, [table]).fetchone()
+        with open(folder / "federation.db", "r+b") as file:
+            file.seek((page - 1) * size)
+            file.write(b"\xff" * 200)
+
+    return overwrite
 
 
 def sql(statement: str) -> Callable[[Path], None]:
@@ -60,9 +86,12 @@ def sql(statement: str) -> Callable[[Path], None]:
 
 DAMAGE = {
     "a truncated model": (cut_model, "safetensors"),
-    "a model with a flipped bit": (flip_a_bit, "its digest is"),
+    "a model with a flipped bit": (flip_a_bit("models/*[0-9].safetensors"), "its digest is"),
     "a model that is gone": (lambda folder: newest(folder, "models/*[0-9].safetensors").unlink(), "cannot read"),
     "optimizer vectors that are gone": (lambda folder: newest(folder, "models/*.optimizer.*").unlink(), "optimizer"),
+    "optimizer vectors that are truncated": (cut_vectors, "optimizer"),
+    "optimizer vectors with a flipped bit": (flip_a_bit("models/*.optimizer.*"), "does not match its checksum"),
+    "a history row with a flipped bit": (flip_a_bit("history/a@*"), "does not match its checksum"),
     "a history row that is gone": (lambda folder: newest(folder, "history/a@*").unlink(), "a@"),
     "a history row of nonsense": (lambda folder: newest(folder, "history/b@*").write_bytes(b"nonsense"), "b@"),
     "a record that is gone": (sql("delete from rounds where round = 1"), "records of"),
@@ -74,7 +103,16 @@ DAMAGE = {
         sql("update models set digest = 'ab' where version = 1"),
         "round 0 speaks of",
     ),
+    "a record of nonsense": (sql("update rounds set record = '{nonsense' where round = 1"), "cannot be understood"),
+    **{
+        f"a lost page of the table {table}": (overwrite_page_of(table), "federation.db")
+        for table in ("updates", "evaluations", "trials", "journal", "rounds")
+    },
 }
+# What a server that goes on from there would trip over; the rest is the past, which only `--check` looks at.
+NOTICED_AT_THE_START = [
+    what for what in DAMAGE if any(word in what for word in ("lost page", "optimizer", "history"))
+] + ["a truncated model", "a model with a flipped bit", "a model that is gone"]
 
 
 def test_a_directory_that_a_killed_server_left_is_whole_and_stays_as_it_is(whole: Fleet, tmp_path: Path) -> None:
@@ -98,6 +136,19 @@ def test_damage_is_found_and_said(whole: Fleet, tmp_path: Path, what: str) -> No
     assert said in done.stderr
     after = contents(copy)
     assert {name: after[name] for name in after if "db" not in name} == {n: before[n] for n in before if "db" not in n}
+
+
+@pytest.mark.parametrize("what", dict.fromkeys(NOTICED_AT_THE_START))
+def test_a_server_refuses_to_go_on_from_damage(whole: Fleet, tmp_path: Path, what: str) -> None:
+    copy = shutil.copytree(whole.state, tmp_path / "state")
+    DAMAGE[what][0](copy)
+    words = ["server", "--state-dir", str(copy), "--listen", f"127.0.0.1:{free_port()}", "--set", "http.port=0"]
+    for path, value in SETTINGS.items():
+        words += ["--set", f"{path.replace('__', '.')}={value}"]
+    done = whole.run(*words)
+    assert done.returncode == 3, done.stderr
+    assert str(copy) in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_folder_without_a_federation_is_said_so(whole: Fleet, tmp_path: Path) -> None:

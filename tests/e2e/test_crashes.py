@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
+import sqlite3
 import time
+from collections.abc import Callable
 
+import grpc
 import numpy as np
 import pytest
 
+from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.schema import SCHEMA_VERSION
 from tests.e2e.fleet import Fleet
 
+KILLS = 200  # at random instants, half of them for each durability
 POINTS = {
+    "transaction of new tables",
+    "transaction of a new federation",
+    "transaction of a boot",
     "fsync of .*safetensors.new",
     "fsync of models",
     r"fsync of \d{8}-[abc]\.",
@@ -53,6 +63,53 @@ def test_dying_after_every_durable_write_and_before_every_acknowledgement_loses_
     assert set(fleet.wait_clients().values()) == {0}
     fleet.prove(rounds)
     history_agrees(fleet)
+
+
+def die_at(fleet: Fleet, point: str, do: Callable[[], object] = lambda: None) -> None:
+    """Lets the server die at one point after another until this is the one; `do` it while it serves."""
+    for number in range(1, 20):
+        fleet.start_server(die_at=number)
+        assert fleet.server is not None
+        assert fleet.server.stdout is not None
+        if fleet.server.stdout.readline():  # it serves
+            do()
+        assert fleet.server.wait(60) == -9
+        if f"dying on purpose after: {point}\n" in fleet.log("server.log"):
+            return
+    raise AssertionError(f"never came to {point}")
+
+
+@pytest.mark.slow
+def test_a_migration_that_is_cut_short_after_any_of_its_steps_is_finished_by_the_next_start(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server()
+    fleet.stop_server()
+    with contextlib.closing(sqlite3.connect(fleet.state / "federation.db")) as database, database:
+        for table in ("history", "trials", "measures", "cut_off"):
+            database.execute(f"DROP TABLE {table}")
+        database.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+    for version in range(1, SCHEMA_VERSION):
+        die_at(fleet, f"transaction of the migration from schema version {version}")
+        assert fleet.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(str(version + 1),)]
+    fleet.start_server()
+    fleet.stop_server()
+    assert fleet.run("server", "--check", "--state-dir", str(fleet.state)).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_revocation_is_on_the_disk_before_anything_follows_from_it(fleet: Fleet) -> None:
+    def revoke() -> None:
+        with contextlib.suppress(grpc.RpcError):
+            fleet.operator().Revoke(pb.RevokeRequest(client="mallory", reason="stolen"), timeout=20)
+
+    fleet.init()
+    fleet.start_server()
+    fleet.stop_server()
+    die_at(fleet, "transaction of a revocation", revoke)
+    assert fleet.query("SELECT client, reason FROM revocations") == [("mallory", "stolen")]
+    fleet.start_server()
+    (client,) = fleet.operator().Clients(pb.ClientsRequest(), timeout=20)
+    assert (client.client, client.state) == ("mallory", pb.CLIENT_STATE_REVOKED)
 
 
 VERIFYING_POINTS = {
@@ -99,8 +156,8 @@ def test_kills_of_the_server_at_random_instants_lose_nothing(fleet: Fleet, durab
     fleet.start_server(**settings)
     for name, shift in (("a", 1), ("b", 2), ("c", 4)):
         fleet.start_client(name, shift=shift, steps=2, step_seconds=0.02)
-    for _ in range(60):
-        time.sleep(draw.uniform(0.05, 1.0))
+    for _ in range(KILLS // 2):
+        time.sleep(draw.uniform(0.05, 0.7))
         fleet.kill_server()
         fleet.start_server(**settings)
     rounds = fleet.version() + 3

@@ -230,7 +230,7 @@ def test_a_row_that_is_damaged_is_said_so(store: Store) -> None:
     past.history.put("ann", 1, row(1), loss=0.5, samples=7)
     store.write(store.history_write([update("ann", 1)]))
     (store.folder / "history" / "ann@1.npy").write_bytes(b"nonsense")
-    with pytest.raises(StateDirError, match=r"ann@1\.npy cannot be read"):
+    with pytest.raises(StateDirError, match=r"ann@1\.npy is damaged"):
         reopened(store)
 
 

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from safetensors.numpy import load_file
 
-from fairfleet.common.errors import FleetError
+from fairfleet.common.errors import FleetError, StateDirError
 from fairfleet.common.tensors import Model, Section
-from fairfleet.server.committing import layer_sizes
+from fairfleet.server.committing import layer_sizes, read_model
 from fairfleet.server.history import file_name
 from fairfleet.server.journal import event_from_json
 from fairfleet.server.publication import Publication
 from fairfleet.server.rounds import ModelStored
+from fairfleet.server.sealed import load_vectors, read_row
 from fairfleet.server.store import Store
 from fairfleet.server.uploads import rebuild
 
@@ -52,9 +52,9 @@ def _models(store: Store) -> Iterator[Finding]:
     for stored in kept:
         yield stored.file, ""
         try:
-            found = Publication.of(stored.version, Model.load(store.folder / stored.file)[0]).digest
-        except (FleetError, OSError) as error:
-            yield "", f"{stored.file}: {error}"
+            found = Publication.of(stored.version, read_model(store.folder / stored.file)).digest
+        except StateDirError as error:
+            yield "", str(error)
             continue
         if found != stored.digest:
             yield "", f"{stored.file}: its digest is {found.hex()[:16]}…, the database says {stored.digest.hex()[:16]}…"
@@ -64,9 +64,9 @@ def _models(store: Store) -> Iterator[Finding]:
 
 def _readable(store: Store, file: str) -> Finding:
     try:
-        load_file(store.folder / file)
-    except Exception as error:  # the library raises what it likes at a damaged file
-        return file, f"{file}: {error}"
+        load_vectors(store.folder / file)
+    except StateDirError as error:
+        return file, str(error)
     return file, ""
 
 
@@ -88,9 +88,9 @@ def _history(store: Store) -> Iterator[Finding]:
         file = store.folder / "history" / file_name(past)
         where = str(file.relative_to(store.folder))
         try:
-            row = np.load(file, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            yield where, f"{where}: {error}"
+            row = read_row(file)
+        except StateDirError as error:
+            yield where, str(error)
             continue
         right = row.shape == (size,) and np.isfinite(row).all()
         yield where, "" if right else f"{where}: not {size} finite numbers"

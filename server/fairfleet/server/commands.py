@@ -89,9 +89,10 @@ def _check(folder: Path, database: str | None) -> None:
         raise StateDirError(f"{folder} holds no federation: there is no {MARK if database else FILE} in it")
     store = Store(folder, database, migrate=False)
     try:
-        if not store.has_federation:
-            raise StateDirError(f"{folder} holds no federation: it was never given a model")
-        found = checking.check(store)
+        with store.explained():
+            if not store.has_federation:
+                raise StateDirError(f"{folder} holds no federation: it was never given a model")
+            found = checking.check(store)
     finally:
         store.close()
     if found.problems:

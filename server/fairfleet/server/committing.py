@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 
-from fairfleet.common.errors import Bug, StateDirError
+from fairfleet.common.errors import Bug, FleetError, StateDirError
 from fairfleet.common.tensors import Model, Section, Signature, Vector, add_change
 from fairfleet.server.aggregation import Aggregation, ServerState, Taken
 from fairfleet.server.conflict_map import ConflictMap
@@ -28,6 +28,7 @@ from fairfleet.server.publication import Publication
 from fairfleet.server.round_records import Updates, record_of
 from fairfleet.server.rules import Recipe, Report
 from fairfleet.server.rules.base import PastRow, Trials
+from fairfleet.server.sealed import load_vectors
 from fairfleet.server.settings import HistorySettings
 from fairfleet.server.store import Store, StoredModel, StoredUpdate
 from fairfleet.server.verification import Terms
@@ -126,14 +127,14 @@ class Committer:
         stored = store.model(version)
         if stored is None:
             raise StateDirError(f"{store.folder} has no model of version {version}; restore it from a backup")
-        model, _ = Model.load(store.folder / stored.file)
+        model = read_model(store.folder / stored.file)
         publication = Publication.of(version, model)
         if publication.digest != stored.digest:
             raise StateDirError(
                 f"{store.folder / stored.file} is damaged: its digest is {publication.digest.hex()[:16]}…, the "
                 f"database says {stored.digest.hex()[:16]}…. Restore the state directory from a backup."
             )
-        vectors = dict(load_file(store.folder / stored.vectors_file)) if stored.vectors_file else {}
+        vectors = load_vectors(store.folder / stored.vectors_file) if stored.vectors_file else {}
         downlink = Downlink(codec, changes, vectors.pop(DOWNLINK, None))
         return cls(store, recipe, model, publication, load_state(stored, recipe, vectors), keeping, downlink)
 
@@ -289,6 +290,14 @@ class Committer:
             gradient_norm=report.gradient_norm,
             local_lr=report.learning_rate,
         )
+
+
+def read_model(path: Path) -> Model:
+    """Of the state directory: if it cannot be read, it is the directory that is at fault."""
+    try:
+        return Model.load(path)[0]
+    except (FleetError, ValueError) as error:
+        raise StateDirError(f"{path} is damaged: {error}. Restore the state directory from a backup.") from error
 
 
 def layer_sizes(signature: Signature) -> list[int]:

@@ -21,6 +21,7 @@ from fairfleet.server.durable import make_folder, write_durably
 
 FILE = "federation.db"
 MARK = "federation.id"
+QUICKLY_CHECKED_BYTES = 256 << 20
 ADVISORY_LOCK = 0x0FA1_4F1E_E7  # any number that others are unlikely to use
 
 
@@ -42,6 +43,24 @@ class Database:
 
     def close(self) -> None:
         self._held.close()
+
+    def check(self, *, thoroughly: bool) -> None:
+        """Refuses a damaged file of facts; a database elsewhere looks after itself.
+
+        Not thoroughly, indices are not compared with their tables, and a large file is left to `--check`: this would
+        delay every start.
+        """
+        file = self._folder / FILE
+        if self.elsewhere or not file.exists() or not (thoroughly or file.stat().st_size <= QUICKLY_CHECKED_BYTES):
+            return
+        pragma = "integrity_check" if thoroughly else "quick_check"
+        with self.engine.connect() as connection:
+            found = list(connection.scalars(sa.text(f"PRAGMA {pragma}(10)")))
+        if found != ["ok"]:
+            raise StateDirError(
+                f"{file} is damaged: {'; '.join(found)}. "
+                "Restore the state directory from a backup; nothing was changed."
+            )
 
     def mark(self) -> str:
         """What the directory says of the federation that its files belong to; made the first time."""

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Lock
 
-from fairfleet.common.errors import StateDirError
 from fairfleet.server.blocks import Row
 from fairfleet.server.durable import sync_folder
 from fairfleet.server.history import Folder, History
 from fairfleet.server.rules import PastRow
+from fairfleet.server.sealed import read_row
 from fairfleet.server.settings import HistorySettings
 from fairfleet.server.store import Store, StoredUpdate
 
@@ -31,12 +31,7 @@ class NamedRows(Folder):
             if file not in wanted:
                 file.unlink()
         for file, past in wanted.items():
-            try:
-                yield past, self._open(file)
-            except (OSError, ValueError) as error:
-                raise StateDirError(
-                    f"the history row {file} cannot be read: {error}. Restore the state directory from a backup."
-                ) from error
+            yield past, read_row(file)
 
     def drop(self, past: PastRow) -> None:
         self.unneeded.append(past)

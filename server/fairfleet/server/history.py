@@ -17,6 +17,7 @@ from fairfleet.server.blocks import Matrix, Row
 from fairfleet.server.durable import make_folder, sync
 from fairfleet.server.gram import Gram, GramEngine
 from fairfleet.server.rules.base import PastRow
+from fairfleet.server.sealed import open_row, read_row, save_row
 
 Precision = Literal["float32", "float16", "float64"]
 
@@ -166,11 +167,11 @@ class Folder:
     def put(self, past: PastRow, row: Row) -> Row:
         beside = self.path / f".{quote(past.client, safe='')}.part"
         with beside.open("wb") as file:
-            np.save(file, row)
+            save_row(file, row)
             file.flush()
             sync(file.fileno(), beside)
         beside.replace(self._file(past))  # a row is there whole or not at all
-        return self._open(self._file(past))
+        return open_row(self._file(past))
 
     def drop(self, past: PastRow) -> None:
         self._file(past).unlink(missing_ok=True)
@@ -179,7 +180,7 @@ class Folder:
         """The newest row of each client; a crash may have left an older one beside it."""
         found = [(self._past(file), file) for file in self.path.glob("*.npy")]
         for past, file in sorted(found, key=lambda pair: pair[0].round):
-            yield past, self._open(file)
+            yield past, read_row(file)
 
     def _file(self, past: PastRow) -> Path:
         return self.path / file_name(past)
@@ -187,9 +188,6 @@ class Folder:
     def _past(self, file: Path) -> PastRow:
         client, _, round = file.stem.rpartition("@")
         return PastRow(unquote(client), int(round))
-
-    def _open(self, file: Path) -> Row:
-        return np.load(file, mmap_mode="r")  # type: ignore[no-any-return]
 
 
 def file_name(past: PastRow) -> str:

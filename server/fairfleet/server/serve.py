@@ -45,7 +45,8 @@ def open_store(settings: ServerSettings) -> Store:
     """The state directory, with a federation in it: an old one, or a new one that begins with the given model."""
     store = Store(settings.state_dir, settings.database)
     try:
-        _found_federation(store, settings)
+        with store.explained():
+            _found_federation(store, settings)
     except BaseException:
         store.close()
         raise
@@ -81,14 +82,16 @@ async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> 
     threadpool_limits(1, user_api="blas")
     store = open_store(settings)
     try:
-        coordinator = Coordinator(store, settings)
+        with store.explained():
+            coordinator = Coordinator(store, settings)
         server = _grpc_server(coordinator, store)
         address = _bind(server, settings.listen)
         async with _monitored(coordinator, store, settings) as (monitoring, url):
             healthy = health.aio.HealthServicer()
             health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-            await coordinator.start()
-            await monitoring.start()
+            with store.explained():
+                await coordinator.start()
+                await monitoring.start()
             await server.start()
             await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
             gc.freeze()  # what was made so far stays: the collector need not look at it again and again

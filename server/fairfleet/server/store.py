@@ -13,14 +13,14 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from pydantic import ValidationError
 from sqlalchemy.engine import Connection
 
 from fairfleet.common.errors import StateDirError
@@ -45,6 +45,7 @@ from fairfleet.server.schema import (
     rounds,
     updates,
 )
+from fairfleet.server.sealed import save_vectors
 from fairfleet.server.selection import Candidate
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class Store:
     def __init__(self, folder: Path, database: str | None = None, *, migrate: bool = True) -> None:
         """`database` is the URL of one elsewhere; else the facts are in the directory, too."""
         self.folder = folder
-        self._may_migrate = migrate
+        self._may_migrate, self._elsewhere = migrate, database
         self._readers: Counter[str] = Counter()  # of model files
         self._readers_lock = threading.Lock()
         with _explained(folder, database):
@@ -100,6 +101,7 @@ class Store:
         self._engine = self._database.engine
         try:
             with _explained(folder, database):
+                self._database.check(thoroughly=not migrate)
                 self._take_up_schema()
                 self._match_directory()
                 if migrate:
@@ -111,6 +113,10 @@ class Store:
 
     def close(self) -> None:
         self._database.close()
+
+    def explained(self) -> AbstractContextManager[None]:
+        """Round whatever reads many facts: what cannot be read is said to be damaged, and where."""
+        return _explained(self.folder, self._elsewhere)
 
     def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         """Facts, as they stand."""
@@ -408,7 +414,7 @@ class Store:
         if not vectors:
             return None
         path = self.folder / "models" / f"{version:08d}{VECTORS}"
-        write_durably(path, lambda beside: save_file(dict(vectors), beside))
+        write_durably(path, lambda beside: save_vectors(beside, vectors))
         return str(path.relative_to(self.folder))
 
     def model(self, version: int) -> StoredModel | None:
@@ -580,6 +586,11 @@ def _explained(folder: Path, database: str | None) -> Iterator[None]:
         raise StateDirError(
             f"{folder / FILE} cannot be read as a database: {error.orig}. "
             "Restore it from a backup, or start anew in another --state-dir; nothing was changed."
+        ) from error
+    except (json.JSONDecodeError, ValidationError) as error:
+        raise StateDirError(
+            f"{'the database' if database else folder / FILE} is damaged: it holds a fact that cannot be understood "
+            f"({error}). Restore it from a backup; nothing was changed."
         ) from error
 
 
