@@ -84,7 +84,10 @@ class Reception:
         if not late and not self._loop.round.takes_update_of(client):
             raise WrongState(f"client {client} was not asked to train in round {number}; ask for a new task")
         upload = self._intake.upload_for(announced, in_memory=late)
-        await self._threads.in_worker(upload.reopen)  # also without a file: a stream that was replaced may be at it
+        if upload.opens_at_once:
+            upload.reopen()
+        else:
+            await self._threads.in_worker(upload.reopen)
         if not self._intake.holds(upload):
             upload.discard()
             raise WrongState(f"round {number} went on while the upload was opened; ask for a new task")

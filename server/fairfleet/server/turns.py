@@ -25,6 +25,10 @@ class Turn:
         self._lock = threading.Lock()
         self._left: deque[Work] = deque()
 
+    @property
+    def is_free(self) -> bool:
+        return not self._lock.locked() and not self._left
+
     @contextmanager
     def taken(self) -> Iterator[None]:
         with self._lock:

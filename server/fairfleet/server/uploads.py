@@ -61,6 +61,11 @@ class Upload:
     def offset_bytes(self) -> int:
         return self._decoder.offset_bytes
 
+    @property
+    def opens_at_once(self) -> bool:
+        """Without a file, and unless a stream that was replaced is still at it, there is nothing to wait for."""
+        return self.path is None and self._turn.is_free
+
     def reopen(self) -> bytes:
         """A new token: the stream that held the old one can no longer write."""
         with self._turn.taken():
