@@ -1,11 +1,12 @@
 """How many clients one server holds: thousands that are joined and wait, some of which train in each round.
 
     python benchmarks/load.py --joined 5000 --training 100 --json
+    python benchmarks/load.py --joined 5000 --training 100 --tls --json
 
 A real server, and light clients in a few processes; each client has its own TCP connection (the server's open
 sockets are counted), joins, polls, and when it is asked sends a small update. Then the server is killed and started
 again on its state directory, and the time until every client is back is taken. `kib_per_idle_client` is what the
-server's memory grew by for each client that joined.
+server's memory grew by for each client that joined. With --tls every client has a certificate of its own (mTLS).
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ import numpy as np
 import psutil
 
 from fairfleet.client.link import CALL_SECONDS, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
+from fairfleet.common.certificates import CA_TTL, SERVER_TTL, Authority, Pair
+from fairfleet.common.identity import Identity, Role
 from fairfleet.common.keepalive import CLIENT_OPTIONS
+from fairfleet.common.pki_folder import PkiFolder
 from fairfleet.common.stream import encode, model_pieces
 from fairfleet.common.tensors import Model
 from fairfleet.common.wire import ERROR_METADATA, PROTOCOL_VERSION, UPLOAD_METADATA, signature_in
@@ -60,9 +64,13 @@ PARAMETERS = 1000
 
 
 class LightClient:
-    def __init__(self, name: str, address: str, seconds: list[float]) -> None:
+    def __init__(self, name: str, address: str, seconds: list[float], ca: Pair | None) -> None:
         self.name, self._seconds = name, seconds
-        self._channel = grpc.aio.insecure_channel(address, options=OWN_CONNECTION)
+        if ca is None:
+            self._channel = grpc.aio.insecure_channel(address, options=OWN_CONNECTION)
+        else:
+            credentials = member_credentials(ca, Identity(Role.CLIENT, name))
+            self._channel = grpc.aio.secure_channel(address, credentials, options=OWN_CONNECTION)
         self._stub = FleetStub(self._channel)
         self._instance = secrets.token_hex(4)
         self._session = ""
@@ -138,15 +146,20 @@ class LightClient:
         )  # fmt: skip
 
 
-def crew(first: int, count: int, address: str, enough: Any, results: Any) -> None:
-    asyncio.run(_crew(first, count, address, enough, results))
+def member_credentials(ca: Pair, who: Identity) -> grpc.ChannelCredentials:
+    pair = Authority.of(ca).member(who)
+    return grpc.ssl_channel_credentials(ca.certificate, pair.key, pair.certificate)
 
 
-async def _crew(first: int, count: int, address: str, enough: Any, results: Any) -> None:
+def crew(first: int, count: int, address: str, ca: Pair | None, enough: Any, results: Any) -> None:
+    asyncio.run(_crew(first, count, address, ca, enough, results))
+
+
+async def _crew(first: int, count: int, address: str, ca: Pair | None, enough: Any, results: Any) -> None:
     """Runs its clients until told otherwise; then says how long answers took and who failed."""
     gc.disable()  # it would look at thousands of clients again and again, on the cores that the server needs
     seconds: list[float] = []
-    clients = [LightClient(f"client-{first + k:05d}", address, seconds) for k in range(count)]
+    clients = [LightClient(f"client-{first + k:05d}", address, seconds, ca) for k in range(count)]
     running = []
     for k, client in enumerate(clients):
         running.append(asyncio.create_task(client.run()))
@@ -162,14 +175,20 @@ async def _crew(first: int, count: int, address: str, enough: Any, results: Any)
 
 
 class Server:
-    def __init__(self, folder: Path, port: int, joined: int, training: int) -> None:
+    def __init__(self, folder: Path, port: int, joined: int, training: int, ca: Pair | None) -> None:
         self._words = [
             sys.executable, "-m", "fairfleet.common.cli", "server", "--listen", f"127.0.0.1:{port}",
             "--state-dir", str(folder / "state"), "--model", str(folder / "model.safetensors"),
             "--rounds", "1000000", "--minimum-clients", str(joined), "--clients", str(training),
             "--set", "round.evaluate_every=0", "--set", f"limits.clients={2 * joined}", "--set", "http.port=0",
         ]  # fmt: skip
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
+        address, options = f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]
+        if ca is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            self._words += ["--pki", str(folder / "pki")]
+            credentials = member_credentials(ca, Identity(Role.OPERATOR, "benchmark"))
+            self._channel = grpc.secure_channel(address, credentials, options=options)
         self.operator = OperatorStub(self._channel)
         self.start()
 
@@ -212,12 +231,12 @@ class Server:
 class Crews:
     """The fleet: its clients, in a few processes."""
 
-    def __init__(self, joined: int, address: str) -> None:
+    def __init__(self, joined: int, address: str, ca: Pair | None) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._enough, self._results = spawn.Event(), spawn.Queue()
         firsts = [joined * k // PROCESSES for k in range(PROCESSES + 1)]
         self._processes = [
-            spawn.Process(target=crew, args=(first, end - first, address, self._enough, self._results))
+            spawn.Process(target=crew, args=(first, end - first, address, ca, self._enough, self._results))
             for first, end in itertools.pairwise(firsts)
         ]
         for process in self._processes:
@@ -240,17 +259,24 @@ class Crews:
                 process.kill()
 
 
-def measure(joined: int, training: int, seconds: float) -> dict[str, Any]:
+def make_ca(folder: Path) -> Pair:
+    """As `fairfleet pki init` does; the clients' certificates are made of it in the processes that they run in."""
+    PkiFolder(folder).create(["localhost"], "127.0.0.1:8440", ca_ttl=CA_TTL, server_ttl=SERVER_TTL)
+    return Pair((folder / "ca.key").read_bytes(), (folder / "ca.crt").read_bytes())
+
+
+def measure(joined: int, training: int, seconds: float, tls: bool) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
         folder, port = Path(name), free_port()
         Model.of({"weight": np.zeros(PARAMETERS, np.float32)}).save(folder / "model.safetensors")
-        server = Server(folder, port, joined, training)
+        ca = make_ca(folder / "pki") if tls else None
+        server = Server(folder, port, joined, training, ca)
         ends.callback(server.kill)
         empty = server.rss_kib()
-        crews = Crews(joined, f"127.0.0.1:{port}")
+        crews = Crews(joined, f"127.0.0.1:{port}", ca)
         ends.callback(crews.end)
-        result = {"joined": joined, "training": training} | measure_joining(server, joined, empty)
+        result = {"joined": joined, "training": training, "tls": tls} | measure_joining(server, joined, empty)
         result |= measure_rounds(server, seconds)
         result |= measure_restart(server, crews, joined)
         answers, failed = crews.dismiss()
@@ -319,10 +345,11 @@ def main() -> None:
     parser.add_argument("--joined", type=int, default=5000)
     parser.add_argument("--training", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long rounds are counted")
+    parser.add_argument("--tls", action="store_true", help="mTLS, with a certificate for every client")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     given = parser.parse_args()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    result = measure(given.joined, given.training, given.seconds)
+    result = measure(given.joined, given.training, given.seconds, given.tls)
     result = {key: round(value, 4) if isinstance(value, float) else value for key, value in result.items()}
     if given.json:
         print(json.dumps(result))

@@ -22,7 +22,7 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorProto,
 )
 
-from fairfleet.proto.v1 import fleet_pb2, model_pb2, operator_pb2
+from fairfleet.proto.v1 import enrolment_pb2, fleet_pb2, model_pb2, operator_pb2
 
 FILE = Path(__file__).with_name("contract.json")
 Contract = dict[str, dict[str, Any]]
@@ -32,7 +32,7 @@ def current() -> tuple[Contract, dict[str, set[str]]]:
     """What the .proto files say, and what each message reserves (numbers and names)."""
     contract: Contract = {}
     reserved: dict[str, set[str]] = {}
-    for module in (model_pb2, fleet_pb2, operator_pb2):
+    for module in (model_pb2, fleet_pb2, operator_pb2, enrolment_pb2):
         file = FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
         for name, message in _messages(file):
             contract[name] = {str(field.number): _field(field) for field in message.field}

@@ -18,7 +18,8 @@ PLUGINS = Path(sys.executable).parent  # of the virtual environment, which need 
 def generate(into: Path) -> None:
     folder = HERE / "fairfleet/proto/v1"
     run(["python", "mypy"], into, sorted(folder.glob("*.proto")))
-    run(["grpc_python", "mypy_grpc"], into, [folder / "fleet.proto", folder / "operator.proto"])
+    services = [folder / f"{name}.proto" for name in ("fleet", "operator", "enrolment")]
+    run(["grpc_python", "mypy_grpc"], into, services)
 
 
 def run(outputs: list[str], into: Path, sources: list[Path]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fairfleet.client.agent import Agent
+from fairfleet.common.access import Access
 from fairfleet.common.errors import BadRequest, Corrupted, NotKept, Refused, Superseded
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from tests.e2e.tasks import quadratic
@@ -17,7 +18,7 @@ ASKED = pb.VerifyTask(id="0.0.verify", step=pb.Change(version=1, digest=b"step")
 
 def agent_whose_step_is(error: Refused, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Agent, list[Any]]:
     """No server of ours sends a step that cannot be read, so the transfer fails by hand."""
-    agent, told = Agent("ann", quadratic(size="3"), "127.0.0.1:1", folder), list[Any]()
+    agent, told = Agent("ann", quadratic(size="3"), Access("127.0.0.1:1"), folder), list[Any]()
 
     def fail(step: pb.Change) -> None:
         raise error

@@ -55,7 +55,7 @@ def test_a_task_of_ones_own_is_found_where_it_is_mounted(docker: Engine) -> None
 
 
 def test_a_server_without_a_model_says_what_to_do(docker: Engine) -> None:
-    done = docker.attempt("run", "--rm", "--network", "none", "fairfleet-server")
+    done = docker.attempt("run", "--rm", "--network", "none", "--env", "FAIRFLEET_INSECURE=true", "fairfleet-server")
     assert done.returncode == 2
     assert "fairfleet init" in done.stderr
 

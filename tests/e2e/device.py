@@ -22,9 +22,9 @@ REPORT = pb.TrainReport(samples=10, loss_before=1.0, loss_after=0.5, steps=1, le
 
 
 class Device:
-    def __init__(self, address: str, name: str) -> None:
+    def __init__(self, address: str, name: str, channel: grpc.Channel | None = None) -> None:
         self.name = name
-        self.channel = grpc.insecure_channel(address)
+        self.channel = channel or grpc.insecure_channel(address)
         self.stub = FleetStub(self.channel)
         self.session = ""
 

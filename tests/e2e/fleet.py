@@ -94,7 +94,7 @@ class Fleet:
     def start_client(self, name: str, *flags: str, task: str = "shift", **options: Any) -> subprocess.Popen[str]:
         usual = {} if task == "quadratic" else {"shift": 1, "samples": 10}
         self.options[name] = {**usual, "size": self.size} | options
-        words = ["client", "--task", f"tasks:{task}", "--name", name, "--server", self.address_for(name), *flags]
+        words = ["client", "--task", f"tasks:{task}", *self.identity_of(name), *flags]
         words += ["--state-dir", str(self.folder / "clients")]
         for key, value in self.options[name].items():
             words += ["-o", f"{key}={value}"]
@@ -110,6 +110,10 @@ class Fleet:
     def prefix(self, name: str) -> list[str]:
         """What stands before a process's command: here nothing."""
         return []
+
+    def identity_of(self, name: str) -> list[str]:
+        """By which flags a client knows who it is and where the server is."""
+        return ["--name", name, "--server", self.address_for(name)]
 
     def address_for(self, name: str) -> str:
         """Where this client finds the server."""
@@ -145,14 +149,18 @@ class Fleet:
 
     # ---- what it says --------------------------------------------------------------------------
 
+    def channel(self) -> grpc.Channel:
+        """An operator's."""
+        return grpc.insecure_channel(self.address, OWN_CONNECTION)
+
     def operator(self) -> OperatorStub:
-        channel = grpc.insecure_channel(self.address, OWN_CONNECTION)
+        channel = self.channel()
         self._channels.append(channel)
         grpc.channel_ready_future(channel).result(20)
         return OperatorStub(channel)
 
     def status(self) -> pb.StatusResponse:
-        with grpc.insecure_channel(self.address, OWN_CONNECTION) as channel:
+        with self.channel() as channel:
             return OperatorStub(channel).Status(pb.StatusRequest(), timeout=10, wait_for_ready=True)
 
     def version(self) -> int:

@@ -19,9 +19,10 @@ from tests.e2e.fleet import free_port, until
 Series = tuple[str, tuple[tuple[str, str], ...]]  # a name, and its labels in order
 
 
-def get(url: str, method: str = "GET") -> tuple[int, str]:
+def get(url: str, method: str = "GET", **headers: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as answer:
+        request = urllib.request.Request(url, method=method, headers=headers)
+        with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -32,6 +32,7 @@ class ShiftTask:
         target: float,
         accuracy: float,
         tested: int,
+        loss: float = 1.0,
     ) -> None:
         self.train_samples, self.test_samples = samples, tested
         self._shift = np.float32(shift)
@@ -41,6 +42,7 @@ class ShiftTask:
         self._trouble = trouble
         self._target = target
         self._accuracy = accuracy
+        self._loss = loss
 
     def initial_model(self) -> Model:
         buffers = {"norm.running_mean": np.zeros(2, np.float32), "norm.count": np.zeros((), np.int64)}
@@ -61,7 +63,9 @@ class ShiftTask:
             "norm.running_mean": np.full(2, self._shift, np.float32),
             "norm.count": model["norm.count"] + self.train_samples,
         }
-        report = TrainReport(samples=self.train_samples, loss_before=1.0, loss_after=0.5, steps=1, learning_rate=0.1)
+        report = TrainReport(
+            samples=self.train_samples, loss_before=self._loss, loss_after=0.5, steps=1, learning_rate=0.1
+        )
         return Trained(arrays, report)
 
     def training_loss(self, model: Arrays) -> float:
@@ -159,8 +163,26 @@ def shift(
     target: str = "0",
     accuracy: str = "0.5",
     tested: str = "10",
+    loss: str = "1",
 ) -> ShiftTask:
     if trace:
         Path(trace).touch()
     numbers = (float(shift), int(size), int(samples), int(steps), float(step_seconds))
-    return ShiftTask(*numbers, trouble, float(target), float(accuracy), int(tested))
+    return ShiftTask(*numbers, trouble, float(target), float(accuracy), int(tested), float(loss))
+
+
+class PlainTask(ShiftTask):
+    """The same without buffers, which privacy does not cover."""
+
+    def initial_model(self) -> Model:
+        return Model.of({"weight": np.zeros(self._size, np.float32), "bias": np.zeros(3, np.float32)})
+
+    def train(self, model: Arrays, job: Job) -> Trained:
+        trained = super().train({**model, "norm.count": np.zeros((), np.int64)}, job)
+        return Trained({name: trained.arrays[name] for name in model}, trained.report)
+
+
+def plain(
+    shift: str = "1", size: str = "1000", samples: str = "10", step_seconds: str = "0", tested: str = "10"
+) -> PlainTask:
+    return PlainTask(float(shift), int(size), int(samples), 1, float(step_seconds), "", 0.0, 0.5, int(tested), 1.0)

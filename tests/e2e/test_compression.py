@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fairfleet.client.residual import Residual
+from fairfleet.common.codecs import is_exact, steady_codec
 from fairfleet.common.tensors import Vector
 from tests.e2e.fleet import Fleet, until
 
@@ -125,3 +126,53 @@ def test_clients_follow_the_changes_of_a_lossy_downlink_over_kills_of_both_sides
     master = fleet.model(rounds).parameters + downlink_residual(fleet, rounds)
     np.testing.assert_allclose(master, expected, rtol=1e-4)
     assert "do not lead to version" not in fleet.log("a.log") + fleet.log("b.log")
+
+
+@pytest.mark.parametrize(("kept_in", "changes"), [("int8", "raw32"), ("fp16", "int8")])
+def test_who_joins_late_gets_the_whole_model_in_few_bytes_and_holds_what_the_others_hold(
+    fleet: Fleet, kept_in: str, changes: str
+) -> None:
+    rounds, size, odd = 8, 200_000, {"a": 0.123456, "b": 0.3}  # no multiple of a step
+    settings: dict[str, Any] = {"compression__model": kept_in, "compression__downlink": changes, "round__quorum": 1.0}
+    settings |= {"rounds": rounds, "lease_seconds": 20}
+    fleet.init(size)
+    fleet.start_server(**settings)
+    for name, shift in odd.items():
+        fleet.start_client(name, shift=shift, steps=2, step_seconds=0.05)
+    fleet.wait_for_version(3)
+    fleet.kill_client("b")
+    fleet.start_client("b", shift=odd["b"], steps=2, step_seconds=0.05)  # begins with a whole model
+    fleet.wait_for_version(5)
+    most = {"raw32": 14 * 1.1, "int8": 4 * 2.1 + 12 * 1.1}[changes]  # whole models, or three such and changes
+    assert fleet.status().bytes_sent < most * size
+    fleet.kill_server()  # and everyone goes on from the model that it finds on its disk
+    fleet.start_server(**settings)
+    fleet.wait_for_version(rounds)
+    assert set(fleet.wait_clients().values()) == {0}
+    assert is_exact(steady_codec(kept_in), fleet.model(rounds).parameters)
+    master = fleet.model(rounds).parameters + downlink_residual(fleet, rounds)
+    np.testing.assert_allclose(master, -rounds * sum(odd.values()) / 2, rtol=1e-4)
+    assert np.abs(downlink_residual(fleet, rounds)).max() > 1e-5, "nothing was rounded, so this proves nothing"
+    for log in (fleet.log("a.log"), fleet.log("b.log")):
+        assert "do not lead to version" not in log
+        assert "is not that model" not in log
+
+
+def test_the_residual_stays_what_it_was_when_an_update_only_stands_in_the_history(fleet: Fleet) -> None:
+    fleet.init()
+    soon = {"round__minimum_clients": 3, "round__deadline_seconds": 1.5, "round__quorum": 0.6, "lease_seconds": 60}
+    fleet.start_server(rounds=10_000, rule__name="fedfv", rule__tau=5, codec="topk:0.05", **soon)
+    for name in ("a", "b"):
+        fleet.start_client(name, step_seconds=0.3)
+    fleet.start_client("slow", shift=2.0, steps=4, step_seconds=0.6)
+
+    def late_rounds() -> set[int]:
+        return {number for (number,) in fleet.query("select round from history where client = 'slow'")}
+
+    first = until(late_rounds, "a late update")
+    until(lambda: late_rounds() - first, "another one")
+    assert fleet.query("select count(*) from updates where client = 'slow'") == [(0,)]
+    folder = next((fleet.folder / "clients").glob("**/slow"))
+    assert Residual(folder).of("federation", fleet.model(0).signature, 10_000) is None
+    row = np.load(next((fleet.state / "history").glob("slow@*.npy")))
+    assert set(np.unique(row)) == {0.0, 2.0}, "a residual was sent along, as if the first update had been delivered"

@@ -251,6 +251,7 @@ def test_a_thousand_clients_are_a_few_rows_at_a_time_and_can_be_searched(
 ) -> None:
     fleet.init(10)
     settings = {"round__minimum_clients": 1000, "round__clients": 20, "round__evaluate_every": 1}
+    settings["limits__streams_per_connection"] = 2000  # the crowd shares one
     fleet.start_server(http__port=port, rounds=2, lease_seconds=60, **settings)
     with Crowd(fleet.address, 1000), browser.page(f"http://127.0.0.1:{port}/") as page:
         page.wait("body[data-phase=finished] #tile-mean >> text=version 2")

@@ -26,6 +26,7 @@ from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import operator_pb2
 from fairfleet.server.checking import check
 from fairfleet.server.coordinator import Coordinator
+from fairfleet.server.evaluation_records import evaluations_of
 from fairfleet.server.history import file_name
 from fairfleet.server.serve import open_store
 from fairfleet.server.settings import ServerSettings
@@ -158,7 +159,7 @@ class Story:
         request = pb.ReportEvaluationRequest(session=device.session, version=version, evaluation=evaluation)
         device.stub.ReportEvaluation(request, timeout=10)
         name = device.name
-        self._tell(f"evaluation {version} of {name}", lambda store: name in store.evaluations_of(version))
+        self._tell(f"evaluation {version} of {name}", lambda store: name in evaluations_of(store, version))
 
     def revoke(self, client: str) -> None:
         self.fleet.operator().Revoke(operator_pb2.RevokeRequest(client=client), timeout=10)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Model
+from fairfleet.server.admission import OFF, Admission
 from fairfleet.server.committing import Committed, Committer, Proposal
 from fairfleet.server.publication import Publication
 from fairfleet.server.rounds import ModelStored, Phase, Round
@@ -28,11 +32,11 @@ def initial() -> Model:
     return Model.of(weights, {"norm.running_mean": np.zeros(2, np.float32), "norm.count": np.array(0)})
 
 
-def updates_of(number: int) -> dict[str, tuple[StoredUpdate, Model]]:
+def updates_of(number: int, many: int = 3) -> dict[str, tuple[StoredUpdate, Model]]:
     """Three of five clients, another three in every round, with rows that conflict."""
     draw = np.random.default_rng(number)
     found = {}
-    for client in sorted(draw.permutation(CLIENTS)[:3]):
+    for client in sorted(draw.permutation(CLIENTS)[:many]):
         row = Model.empty(initial().signature)
         row.parameters[:] = draw.standard_normal(len(row.parameters))
         row.buffers[:] = draw.standard_normal(2)
@@ -48,13 +52,14 @@ def updates_of(number: int) -> dict[str, tuple[StoredUpdate, Model]]:
 class Shop:
     """A state directory and what the coordinator does with a committer, without a network."""
 
-    def __init__(self, folder: Path, rule: str) -> None:
+    def __init__(self, folder: Path, rule: str, admission: Admission = OFF) -> None:
+        self.admission = admission
         self.recipe = recipe(rule, **PARAMETERS.get(rule, {}))
         self.store = Store(folder)
         model = initial()
         self.store.create("test", model, Publication.of(0, model).digest)
         self.workers = ThreadPoolExecutor(2)
-        self.committer = Committer.open(self.store, 0, self.recipe)
+        self.committer = self._opened()
 
     def run_round(self, number: int) -> Committed:
         updates = updates_of(number)
@@ -78,7 +83,10 @@ class Shop:
         folder = self.store.folder
         self.store.close()
         self.store = Store(folder)
-        self.committer = Committer.open(self.store, self.store.current_round().number, self.recipe)
+        self.committer = self._opened()
+
+    def _opened(self) -> Committer:
+        return Committer.open(self.store, self.store.current_round().number, self.recipe, admission=self.admission)
 
 
 @pytest.fixture
@@ -100,6 +108,51 @@ def test_a_restart_between_rounds_changes_no_bit_of_any_rules_model(shops: tuple
         np.testing.assert_array_equal(model.parameters, again.parameters)
         np.testing.assert_array_equal(model.buffers, again.buffers)
         restarted.restart()
+
+
+@pytest.mark.parametrize("rule", ["fedlf", "term", "trimmed_mean"])
+@pytest.mark.parametrize(("norm", "loss"), [("clip", "winsorise"), ("reject", "reject")])
+def test_a_restart_between_rounds_changes_no_admission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, norm: str, loss: str
+) -> None:
+    everybody = partial(updates_of, many=len(CLIENTS))
+
+    def some_lie(number: int) -> dict[str, tuple[StoredUpdate, Model]]:
+        """The fleet learns, cem less than others; bob lies in every other round, dia's loss jumps up in round 8."""
+        found = everybody(number)
+        usual = 0.3 if number else 2.3
+        losses = dict.fromkeys(CLIENTS, usual) | {"cem": 2.2, "bob": 1000.0 if number % 2 else usual}
+        losses["dia"] = usual if number < 8 else 2.0
+        if number % 2:
+            found["bob"][1].parameters[:] *= 1000
+        for client, (update, row) in found.items():
+            report = update.report.model_copy(update={"loss_before": losses[client]})
+            found[client] = (replace(update, report=report), row)
+        return found
+
+    monkeypatch.setattr(sys.modules[__name__], "updates_of", some_lie)
+    admission = Admission.model_validate({"norm": norm, "loss": loss, "samples": "cap", "samples_factor": 1.5})
+    steady, restarted = Shop(tmp_path / "one", rule, admission), Shop(tmp_path / "other", rule, admission)
+    decisions = set()
+    for number in range(2 * ROUNDS):
+        committed, again = steady.run_round(number), restarted.run_round(number)
+        np.testing.assert_array_equal(committed.model.parameters, again.model.parameters)
+        np.testing.assert_array_equal(committed.model.buffers, again.model.buffers)
+        found = committed.record.get("admission", [])
+        assert found == again.record.get("admission", [])
+        assert [update.client for update in committed.remembered] == [update.client for update in again.remembered]
+        rejected = {one["client"] for one in found if one["decision"] == "rejected" and not one["stood_in"]}
+        counted = {one["client"] for one in committed.record["contributions"]}
+        assert counted == some_lie(number).keys() - rejected
+        decisions |= {(one["check"], one["decision"]) for one in found}
+        high = {one["client"] for one in found if one["check"] == "loss"}
+        assert high == ({"bob"} if number % 2 else {"dia"} if number in (8, 10) else set())
+        restarted.restart()
+    done = {"clip": "clipped", "winsorise": "winsorised", "reject": "rejected"}
+    assert decisions >= {("norm", done[norm]), ("loss", done[loss]), ("samples", "capped")}
+    for shop in (steady, restarted):
+        shop.workers.shutdown()
+        shop.store.close()
 
 
 @pytest.mark.parametrize("rule", ["fedfv", "fedlf"])

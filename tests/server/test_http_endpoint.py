@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import struct
 import threading
@@ -16,7 +17,8 @@ import pytest
 
 from fairfleet.common.errors import UsageError
 from fairfleet.server import http_endpoint
-from fairfleet.server.http_endpoint import HttpEndpoint, Page, Request, Stream
+from fairfleet.server.http_endpoint import HttpEndpoint, HttpLimits, Page, Request, Stream
+from fairfleet.server.limits import Refusals
 from tests.e2e.fleet import until
 from tests.e2e.scraping import get
 
@@ -41,6 +43,13 @@ async def ask(path: str, host: str = "127.0.0.1") -> tuple[int, str]:
 
 def test_a_page_is_found_by_its_path_without_the_query() -> None:
     assert asyncio.run(ask("/metrics?name=x")) == (200, "/metrics")
+
+
+def test_a_query_which_may_hold_a_token_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        asyncio.run(ask("/page?token=very-secret-token"))
+    assert "/page" in caplog.text
+    assert "very-secret-token" not in caplog.text
 
 
 def test_it_listens_on_ipv6_too() -> None:
@@ -157,16 +166,14 @@ def test_a_stream_is_sent_message_by_message_until_it_ends() -> None:
     assert asyncio.run(read()) == (200, "data: 0\n\ndata: 1\n\ndata: 2\n\n")
 
 
-def test_a_viewer_that_hangs_up_ends_its_stream_and_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_endpoint, "STREAMS", 1)
-
+def test_a_viewer_that_hangs_up_ends_its_stream_and_frees_its_place() -> None:
     async def watch() -> tuple[int, int]:
         closed = asyncio.Event()
 
         async def pages(request: Request) -> Stream:
             return Stream(counted(1_000_000, closed))
 
-        endpoint = HttpEndpoint("127.0.0.1", 0, pages)
+        endpoint = HttpEndpoint("127.0.0.1", 0, pages, HttpLimits(viewers=1))
         endpoint.start()
         try:
             host, port = endpoint.url.removeprefix("http://").split(":")
@@ -195,3 +202,64 @@ def status_soon(url: str) -> int:
 
     found: int = until(ask, "a place for another viewer")
     return found
+
+
+# ---- limits ----------------------------------------------------------------------------------------
+
+
+async def told(limits: HttpLimits, *callers: bytes) -> tuple[list[bytes], dict[str, int]]:
+    """What callers who begin like this are told, all at the same time, till it hangs up; and what was counted."""
+    refusals = Refusals()
+    endpoint = HttpEndpoint("127.0.0.1", 0, echo, limits, refusals)
+    endpoint.start()
+    host, port = endpoint.url.removeprefix("http://").split(":")
+
+    def call() -> list[bytes]:
+        with contextlib.ExitStack() as ends:
+            opened = [ends.enter_context(socket.create_connection((host, int(port)), 30)) for _ in callers]
+            for caller, begin in zip(opened, callers, strict=True):
+                with contextlib.suppress(OSError):  # who finds no place may be hung up on already
+                    caller.sendall(begin)
+            return [everything(caller) for caller in opened]
+
+    try:
+        return await asyncio.to_thread(call), refusals.counts()
+    finally:
+        await endpoint.stop()
+
+
+def everything(caller: socket.socket) -> bytes:
+    text = b""
+    with contextlib.suppress(ConnectionError):
+        while more := caller.recv(1000):
+            text += more
+    return text
+
+
+def test_a_request_that_never_ends_is_hung_up_on() -> None:
+    answers, counted = asyncio.run(told(HttpLimits(seconds=0.2), b"GET / HTTP/1.1\r\nX: "))
+    assert (answers, counted["http_slow"]) == ([b""], 1)
+
+
+def test_a_connection_that_says_nothing_is_ended_but_no_offence() -> None:
+    answers, counted = asyncio.run(told(HttpLimits(seconds=0.2), b""))
+    assert (answers, counted["http_slow"]) == ([b""], 0)
+
+
+@pytest.mark.parametrize("begin", [b"GET /" + b"a" * 300, b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 120])
+def test_a_request_that_is_too_large_is_told_so(begin: bytes) -> None:
+    answers, counted = asyncio.run(told(HttpLimits(header_bytes=256), begin[:256]))
+    assert b" 431 " in answers[0]
+    assert counted["http_headers"] == 1
+
+
+def test_callers_beyond_the_places_are_told_to_go() -> None:
+    answers, counted = asyncio.run(told(HttpLimits(connections=2, seconds=0.5), *[b""] * 5))
+    assert sum(b" 503 " in answer for answer in answers) == 3
+    assert counted["http_connections"] == 3
+
+
+def test_a_body_is_not_taken_for_a_request() -> None:
+    begin = b"GET /a HTTP/1.1\r\nContent-Length: 20\r\n\r\nGET /b HTTP/1.1\r\n\r\n"
+    answers, _ = asyncio.run(told(HttpLimits(), begin))
+    assert answers[0].count(b"HTTP/1.1 200") == 1

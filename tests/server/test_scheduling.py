@@ -14,6 +14,7 @@ from fairfleet.common.reports import Evaluation
 from fairfleet.common.tensors import Model
 from fairfleet.server.deadlines import CHANCES, Pace, adaptive
 from fairfleet.server.endings import Ending, reason_to_end
+from fairfleet.server.evaluation_records import evaluation_write
 from fairfleet.server.rounds import Phase, Policy, Round
 from fairfleet.server.scheduling import Scheduler
 from fairfleet.server.sessions import Member, Session
@@ -183,7 +184,7 @@ def test_what_evaluations_found_is_known_after_a_restart(store: Store) -> None:
     for client, accuracy in (("a", 0.5), ("b", 0.9)):
         before.evaluated(3, client, accuracy)
         found = Evaluation(samples=5, loss=1.0, accuracy=accuracy)
-        store.record([], Round(3), store.evaluation_write(3, client, found, ""))
+        store.record([], Round(3), evaluation_write(3, client, found, ""))
     restarted = Scheduler(settings, store)
     assert before.reason_to_end(0.0) is restarted.reason_to_end(0.0) is None
     restarted.evaluated(4, "a", 0.7)
@@ -193,7 +194,7 @@ def test_what_evaluations_found_is_known_after_a_restart(store: Store) -> None:
 def test_an_evaluation_that_goes_on_after_a_restart_keeps_what_it_had_found(store: Store) -> None:
     settings = ServerSettings.model_validate({"end": {"worst_10_percent": 0.6}})
     found = Evaluation(samples=5, loss=1.0, accuracy=0.1)
-    store.record([], Round(3), store.evaluation_write(3, "badly-served", found, ""))
+    store.record([], Round(3), evaluation_write(3, "badly-served", found, ""))
     restarted = Scheduler(settings, store)
     restarted.evaluated(3, "well-served", 0.9)
     assert restarted.reason_to_end(0.0) is None

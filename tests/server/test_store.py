@@ -14,7 +14,9 @@ import pytest
 from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model
+from fairfleet.server.client_records import first_losses, past_candidates, update_counts
 from fairfleet.server.durable_history import Past
+from fairfleet.server.evaluation_records import accuracies, evaluation_write, evaluations_of, newest_evaluations
 from fairfleet.server.history import Folder, History
 from fairfleet.server.rounds import Round, UpdateStored
 from fairfleet.server.rules import PastRow
@@ -93,6 +95,21 @@ def test_whoever_comes_back_is_found_without_looking_at_all_who_were_ever_cut_of
         question = "UPDATE cut_off SET loss_after = 1 WHERE client = 'ann' AND loss_after IS NULL AND round < 7"
         plan = database.execute(f"EXPLAIN QUERY PLAN {question}").fetchall()
     assert [line[3] for line in plan] == ["SEARCH cut_off USING INDEX cut_off_by_client (client=? AND loss_after=?)"]
+
+
+def test_a_state_directory_of_version_4_gets_the_tables_of_tokens_as_they_are_today(tmp_path: Path) -> None:
+    tables = ("tokens", "revoked_operators")
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "federation.db") as database:
+        today = {table: database.execute(f"PRAGMA table_info({table})").fetchall() for table in tables}
+        for table in tables:
+            database.execute(f"DROP TABLE {table}")
+        database.execute("UPDATE meta SET value = '4' WHERE key = 'schema_version'")
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "federation.db") as database:
+        migrated = {table: database.execute(f"PRAGMA table_info({table})").fetchall() for table in tables}
+    assert migrated == today
+    assert all(today.values())
 
 
 def test_a_directory_whose_making_was_cut_short_is_made_again(tmp_path: Path) -> None:
@@ -240,7 +257,7 @@ def test_what_was_recorded_is_there_after_a_restart(tmp_path: Path, database: st
     first = update("ann", 0)
     store.record([(Round(0), UpdateStored("ann"), Round(0))], Round(0), store.update_write(first))
     found = Evaluation(samples=5, loss=0.25, accuracy=0.5)
-    store.record([], Round(0), store.evaluation_write(1, "ann", found, ""))
+    store.record([], Round(0), evaluation_write(1, "ann", found, ""))
     store.revoke("bob", "why not")
     boot = store.next_boot()
     store.close()
@@ -249,13 +266,13 @@ def test_what_was_recorded_is_there_after_a_restart(tmp_path: Path, database: st
         assert (store.federation, store.next_boot()) == ("test", boot + 1)
         assert store.updates_of(0) == [first]
         assert store.journal() == ['{"event": "UpdateStored", "client": "ann"}']
-        assert store.evaluations_of(1) == {"ann": found}
-        assert store.newest_evaluations() == {"ann": (1, found)}
-        assert store.accuracies() == {1: {"ann": 0.5}}
-        assert store.update_counts(1) == {"ann": (1, 0)}
-        assert store.first_losses() == {"ann": 0.5}
+        assert evaluations_of(store, 1) == {"ann": found}
+        assert newest_evaluations(store) == {"ann": (1, found)}
+        assert accuracies(store) == {1: {"ann": 0.5}}
+        assert update_counts(store, 1) == {"ann": (1, 0)}
+        assert first_losses(store) == {"ann": 0.5}
         assert store.revoked() == {"bob": "why not"}
-        assert store.past_candidates() == {"ann": Candidate("ann", last_round=0, loss=0.5)}
+        assert past_candidates(store) == {"ann": Candidate("ann", last_round=0, loss=0.5)}
     finally:
         store.close()
 

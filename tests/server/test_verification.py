@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fairfleet.client.task import Measuring
 from fairfleet.client.trying import trial_losses
-from fairfleet.common.codecs import codec_named
+from fairfleet.common.codecs import codec_named, is_exact, round_to, steady_codec
 from fairfleet.common.errors import BadRequest
 from fairfleet.common.stream import Decoder, digest_of
 from fairfleet.common.tensors import Arrays, Model, Vector, add_change
@@ -182,12 +182,18 @@ def stepped(held: Model, change: Publication, codec: str) -> Model:
     return into
 
 
-@pytest.mark.parametrize("codec", ["raw32", "fp16", "int8", "topk:0.1", "int8+zstd"])
+@pytest.mark.parametrize(
+    ("codec", "kept_in"),
+    [(codec, "raw32") for codec in ("raw32", "fp16", "int8", "topk:0.1", "int8+zstd")]
+    + [("raw32", "int8"), ("int8", "fp16"), ("topk:0.1", "int8")],
+)
 @pytest.mark.parametrize("halvings", [0, 1, 5, None])
-def test_the_committed_model_has_the_bits_that_clients_tried(tmp_path: Path, codec: str, halvings: int | None) -> None:
+def test_the_committed_model_has_the_bits_that_clients_tried(
+    tmp_path: Path, codec: str, kept_in: str, halvings: int | None
+) -> None:
     store, updates = Store(tmp_path), updates_of(0)
     store.create("test", initial(), Publication.of(0, initial()).digest)
-    committer = Committer.open(store, 0, recipe("fedavg"), codec=codec)
+    committer = Committer.open(store, 0, recipe("fedavg"), codec=codec, model_codec=kept_in)
     for client, (_, row) in updates.items():
         committer.add(client, row, updates)
     with ThreadPoolExecutor(1) as workers:
@@ -196,6 +202,8 @@ def test_the_committed_model_has_the_bits_that_clients_tried(tmp_path: Path, cod
         tried = stepped(initial(), proposal.publication, committer.downlink.codec)
         if halvings is not None:
             add_change(initial(), tried, halvings, out=tried)
+            if kept_in != "raw32":
+                round_to(steady_codec(kept_in), tried.parameters)
         committed = committer.take(proposal, halvings, updates, workers)
     wanted = initial() if halvings is None else tried
     assert digest_of(wanted) == committed.publication.digest == committed.stored.digest
@@ -254,3 +262,23 @@ def test_a_trial_that_diverges_counts_as_infinite() -> None:
     assert isinstance(Bowl(), Measuring)
     found = list(trial_losses(Bowl(), model, step, 3, lambda done, planned, loss: None))
     assert found == [math.inf, math.inf, 2.0, 1.0]
+
+
+class Watching:
+    """Keeps the models whose loss it is asked for."""
+
+    def __init__(self) -> None:
+        self.seen: list[Vector] = []
+
+    def training_loss(self, model: Arrays) -> float:
+        self.seen.append(model["w"].reshape(-1).copy())
+        return 1.0
+
+
+def test_models_are_tried_as_they_would_be_published() -> None:
+    model, step = (Model.of({"w": np.full(300, value, np.float32)}) for value in (1.0, 1 / 3))
+    watching = Watching()
+    list(trial_losses(watching, model, step, 1, lambda done, planned, loss: None, "int8"))
+    assert [is_exact(steady_codec("int8"), one) for one in watching.seen] == [True, True]
+    list(trial_losses(watching, model, step, 1, lambda done, planned, loss: None))
+    assert not any(is_exact(steady_codec("int8"), one) for one in watching.seen[2:])

@@ -21,32 +21,44 @@ from fairfleet.client.task import Abandoned, Job, Measuring, Progress, Task
 from fairfleet.client.telemetry import Telemetry
 from fairfleet.client.trying import trial_losses
 from fairfleet.common import wire
+from fairfleet.common.access import Access
 from fairfleet.common.codecs import ABILITIES
 from fairfleet.common.errors import (
     ContestedIdentity,
     Corrupted,
+    NotAllowed,
     NotKept,
     OutOfOrder,
     Refused,
-    Revoked,
     Superseded,
     TaskFailed,
+    UsageError,
     WrongState,
 )
 from fairfleet.common.plain import word
 from fairfleet.common.plan import Plan
+from fairfleet.common.privacy import SystemNoise, protect_update, protected_evaluation, protected_report
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 FAILURES_IN_A_ROW = 3  # of the task: then it is broken, and a person must look
 
-FINAL = (Superseded, ContestedIdentity, Revoked)
+FINAL = (Superseded, ContestedIdentity, NotAllowed)
 
 
 class Agent:
-    def __init__(self, name: str, task: Task, server: str, folder: Path, budget: Budget | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        task: Task,
+        server: Access,
+        folder: Path,
+        budget: Budget | None = None,
+        least_noise: float = 0.0,
+    ) -> None:
         self.task = task
+        self._least_noise = least_noise  # without it nothing is trained here
         self._budget = budget or Budget()
         self._largest_batch = self._budget.largest_batch(task)
         self.telemetry = Telemetry(device=task.device)
@@ -65,6 +77,7 @@ class Agent:
                 test_samples=task.test_samples,
                 signature=wire.signature_out(own),
                 verifies=isinstance(task, Measuring),
+                protects=True,
             ),
             self.telemetry,
         )
@@ -85,6 +98,7 @@ class Agent:
                 response = self._link.next_task()
                 match response.WhichOneof("task"):
                     case "train":
+                        self._insist_on_noise(response.train)
                         self._attempt(response.train)
                     case "verify":
                         self._verify(response.verify)
@@ -101,6 +115,15 @@ class Agent:
             self._link.leave(reason)
 
     # ---- training ------------------------------------------------------------------------------
+
+    def _insist_on_noise(self, asked: pb.TrainTask) -> None:
+        """Whose data are here decides: a server that asks for less than that is not given anything."""
+        if asked.privacy.noise_multiplier < self._least_noise:
+            raise UsageError(
+                f"the server asks for updates with a noise multiplier of {asked.privacy.noise_multiplier:g}, and this "
+                f"client gives none with less than {self._least_noise:g}. Ask its operator for privacy.where: client, "
+                "or give a smaller --least-noise."
+            )
 
     def _attempt(self, asked: pb.TrainTask) -> None:
         """A task that fails is given up: the round goes on without us, and we ask for the next."""
@@ -130,7 +153,8 @@ class Agent:
 
     def _train(self, asked: pb.TrainTask) -> None:
         federation, digest = self._link.joined.federation, asked.model.digest.hex()
-        if spooled := self._spool.find(federation, asked.round, digest):
+        spooled = self._spool.find(federation, asked.round, digest)
+        if spooled and spooled.noise_multiplier == asked.privacy.noise_multiplier:
             self._upload(spooled, begun=True)
             return
         self._settle(federation)
@@ -141,7 +165,8 @@ class Agent:
 
     def _make_update(self, asked: pb.TrainTask, progress: Progress, federation: str) -> Spooled:
         began = time.perf_counter()
-        plan, received = wire.plan_in(asked.plan), self._held.received
+        plan, received, terms = wire.plan_in(asked.plan), self._held.received, wire.privacy_in(asked.privacy)
+        progress = _silent(progress) if terms.reports else progress
         if plan.personal_lambda:
             own = self._within_budget(plan, share=0.5)
             self._personal.train(self.task, received, own.plan, progress, own.enough)
@@ -154,10 +179,14 @@ class Agent:
         if report.cut_by:
             done = f"{report.steps} of {report.planned_steps} steps"
             log.info("%s: %s, cut by %s", asked.id, done, report.cut_by, extra={"round": asked.round})
+        if terms.reports:
+            report = protected_report(report, plan, terms.reports, SystemNoise())
+        protect_update(received, self._held.trained, terms, SystemNoise())
         return self._spool.write(
             received,
             self._held.trained,
             report,
+            noise_multiplier=terms.noise_multiplier,
             federation=federation,
             round=asked.round,
             model_digest=asked.model.digest.hex(),
@@ -210,7 +239,8 @@ class Agent:
     def _send_left(self) -> None:
         """An earlier run of this client may have left an update: if its round is over, the history may want it."""
         federation = self._link.federation()
-        if spooled := self._spool.left(federation):
+        spooled = self._spool.left(federation)
+        if spooled and spooled.noise_multiplier >= self._least_noise:
             try:
                 self._upload(spooled, begun=True)
             except FINAL:
@@ -222,6 +252,9 @@ class Agent:
         """Before another update takes its place: what became of one whose receipt never came, or was not for good?"""
         spooled = self._spool.unsettled(federation)
         if spooled is None:
+            return
+        if spooled.noise_multiplier < self._least_noise:
+            self._spool.settle(spooled, counted=False)
             return
         try:
             opened = self._link.open_upload(**_announced(spooled))
@@ -248,7 +281,8 @@ class Agent:
             self._held.fetch(asked.model)
             step = self._held.fetch_step(asked.step)
             with self._heartbeat.during(asked.id) as progress:
-                losses += trial_losses(self.task, self._held.received, step, asked.halvings, progress)
+                received, rounded = self._held.received, asked.step.rounded
+                losses += trial_losses(self.task, received, step, asked.halvings, progress, rounded)
         except NotKept as error:
             log.info("%s is no longer wanted: %s", asked.id, error, extra=about)
             return
@@ -282,7 +316,14 @@ class Agent:
             self._link.report_evaluation(version=version, failure=f"{type(error).__name__}: {error}"[:300])
             return
         self.telemetry.evaluation = evaluation
+        if reports := wire.privacy_in(asked.privacy).reports:
+            evaluation = protected_evaluation(evaluation, reports, SystemNoise())
         self._link.report_evaluation(version=version, evaluation=wire.evaluation_out(evaluation))
+
+
+def _silent(progress: Progress) -> Progress:
+    """For heartbeats that tell only that there is life: a loss, or a number of steps, is a word about the data."""
+    return lambda done, planned, loss: progress(0, 0, 0.0)
 
 
 def _announced(spooled: Spooled) -> dict[str, Any]:

@@ -31,6 +31,10 @@ def client(
     task: TaskOption = None,
     server: Annotated[str | None, typer.Option(help="host:port of the server.")] = None,
     name: Annotated[str | None, typer.Option(help="This client's identity; default: the host name.")] = None,
+    credentials: Annotated[
+        Path | None, typer.Option(help="NAME.fleet, from `fairfleet enroll`: the server's address and this identity.")
+    ] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help="Speak to another machine in the clear.")] = None,
     option: Options = None,
     state_dir: Annotated[Path | None, typer.Option(help="Where unsent updates are kept.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = None,
@@ -40,6 +44,9 @@ def client(
     ] = None,
     max_memory_mb: Annotated[int | None, typer.Option(help="For one training step: batches get smaller.")] = None,
     metrics: Annotated[str | None, typer.Option(help="host:port for this client's own metrics.")] = None,
+    least_noise: Annotated[
+        float | None, typer.Option(help="Send no update with a smaller noise multiplier; see docs/privacy.md.")
+    ] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file with settings.")] = None,
     log_format: LogFormat = "text",
     verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
@@ -48,7 +55,7 @@ def client(
 
     Examples:
 
-      fairfleet client --server fleet.example:8440 --task my_task:task
+      fairfleet client --credentials kitchen.fleet --task my_task:task
 
       fairfleet client --task fairfleet.lab.digits:softmax -o shard=3 --name client-3 --metrics 127.0.0.1:9441
 
@@ -57,14 +64,16 @@ def client(
     logs.set_up(verbose, log_format, "fairfleet-client")
     flags: dict[str, Any] = {"task": task, "server": server, "name": name, "state_dir": state_dir, "device": device}
     flags |= {"budget.steps": max_steps, "budget.seconds": max_seconds, "budget.memory_mb": max_memory_mb}
-    flags |= {"metrics": metrics}
+    flags |= {"metrics": metrics, "credentials": credentials, "insecure": insecure, "least_noise": least_noise}
     given = {key: value for key, value in flags.items() if value is not None}
     if option:
         given["options"] = dict(_pair(text) for text in option)
-    with _numbered(read_settings(ClientSettings, config, given)) as settings:
+    with _numbered(read_settings(ClientSettings, config, given)) as numbered:
+        settings, access = numbered.identified()
         logs.say_always(client=settings.name)
         folder = settings.state_dir / settings.name
-        agent = Agent(settings.name, _task(settings), settings.server, folder, settings.budget)
+        made, least_noise = _task(settings), settings.least_noise
+        agent = Agent(settings.name, made, access, folder, settings.budget, least_noise)
         if settings.metrics:
             log.info("metrics on %s", _serve_metrics(agent, settings.name, settings.metrics))
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -6,7 +6,7 @@ import logging
 
 from fairfleet.client.link import Link
 from fairfleet.common import wire
-from fairfleet.common.codecs import RAW32, Codec, codec_named
+from fairfleet.common.codecs import RAW32, Codec, codec_named, round_to, steady_codec
 from fairfleet.common.errors import BadRequest, Corrupted, NotKept, OutOfOrder
 from fairfleet.common.stream import Decoder, digest_of
 from fairfleet.common.tensors import Model, Signature, add_change
@@ -46,8 +46,24 @@ class HeldModel:
             steps = self._steps_to(wanted)
             self._version = None
             if not (steps and self._follow(steps, wanted)):
-                self._download(wanted.version, wanted.digest, RAW32, self.received)
+                self._fetch_whole(wanted)
         self._version = (wanted.version, wanted.digest)
+
+    def _fetch_whole(self, wanted: pb.ModelRef) -> None:
+        if not (wanted.HasField("compact") and self._fetch_compact(wanted.version, wanted.compact, wanted.digest)):
+            self._download(wanted.version, wanted.digest, RAW32, self.received)
+
+    def _fetch_compact(self, version: int, compact: pb.Compact, wanted: bytes) -> bool:
+        """Whether the shorter stream held the wanted model, bit for bit."""
+        try:
+            self._download(version, compact.digest, codec_named(compact.codec), self.received, compact=True)
+        except (BadRequest, Corrupted, OutOfOrder) as error:
+            log.warning("version %d in %s cannot be read, it is fetched as raw32: %s", version, compact.codec, error)
+            return False
+        if digest_of(self.received) == wanted:
+            return True
+        log.warning("version %d in %s is not that model; it is fetched as raw32", version, compact.codec)
+        return False
 
     def fetch_step(self, step: pb.Change) -> Model:
         """The change that a step would make; it stays until the next training."""
@@ -67,14 +83,17 @@ class HeldModel:
         missing = list(range(self._version[0] + 1, wanted.version + 1))
         whole = [step.version for step in steps] == missing
         to_fetch = sum(step.size_bytes for step in steps if step.digest != self._step)
-        return steps if whole and to_fetch < wanted.size_bytes else []
+        return steps if whole and to_fetch < (wanted.compact.size_bytes or wanted.size_bytes) else []
 
     def _follow(self, steps: list[pb.Change], wanted: pb.ModelRef) -> bool:
         """Whether the changes led to the wanted model, bit for bit."""
         try:
             for step in steps:
+                steady = steady_codec(step.rounded) if step.rounded else None
                 before, change = self.received, self.fetch_step(step)
                 add_change(before, change, step.halvings, out=change)  # as the server does
+                if steady:
+                    round_to(steady, change.parameters)
                 self._models, self._step = (change, before), None
         except (NotKept, BadRequest, Corrupted, OutOfOrder) as error:
             log.info("the changes to version %d cannot be had, it is fetched whole: %s", wanted.version, error)
@@ -84,19 +103,19 @@ class HeldModel:
         log.warning("the changes do not lead to version %d; it is fetched whole", wanted.version)
         return False
 
-    def _download(self, version: int, digest: bytes, codec: Codec, into: Model, change: bool = False) -> None:
+    def _download(self, version: int, digest: bytes, codec: Codec, into: Model, **form: bool) -> None:
         for tries in range(1, DAMAGED_TRANSFERS + 1):
             try:
-                self._receive(version, Decoder(into, codec), digest, change)
+                self._receive(version, Decoder(into, codec), digest, form)
                 return
             except (Corrupted, OutOfOrder) as error:
                 if tries == DAMAGED_TRANSFERS:
                     raise
                 log.info("fetching version %d again: %s", version, error)
 
-    def _receive(self, version: int, decoder: Decoder, digest: bytes, change: bool) -> None:
+    def _receive(self, version: int, decoder: Decoder, digest: bytes, form: dict[str, bool]) -> None:
         def go_on(session: str) -> None:
-            for message in self._link.fetch(version, decoder.offset_bytes, session, change):
+            for message in self._link.fetch(version, decoder.offset_bytes, session, **form):
                 decoder.take(message)
 
         self._link.repeat(go_on)

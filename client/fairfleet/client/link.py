@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -15,9 +16,10 @@ from typing import Any, TypeVar
 import grpc
 
 from fairfleet.client.telemetry import Telemetry
+from fairfleet.common.access import Access, handshake_words
 from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
 from fairfleet.common.keepalive import CLIENT_OPTIONS
-from fairfleet.common.wire import ANNOUNCED_METADATA, ERROR_METADATA, UPLOAD_METADATA
+from fairfleet.common.wire import ANNOUNCED_METADATA, ERROR_METADATA, RETRY_METADATA, UPLOAD_METADATA
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
 
@@ -30,6 +32,8 @@ CALL_SECONDS = 15.0  # for calls that the server answers at once
 POLL_SECONDS = 45.0  # for NextTask, which it holds for up to 30 s
 FAILURES_BEFORE_NEW_CHANNEL = 3  # a channel can cling to an address that is gone
 SERVER_BUGS_TOLERATED = 8
+LONGEST_HINT_SECONDS = 600.0  # a server may ask for patience, but not for ever
+NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 class Stopped(Exception):
@@ -45,8 +49,9 @@ def pauses() -> Iterator[float]:
 
 
 class Link:
-    def __init__(self, address: str, join: pb.JoinRequest, telemetry: Telemetry | None = None) -> None:
-        self.address = address
+    def __init__(self, access: Access, join: pb.JoinRequest, telemetry: Telemetry | None = None) -> None:
+        self.address = access.address
+        self._access = access
         self.telemetry = telemetry or Telemetry()
         self.joined = pb.JoinResponse()  # the newest answer to Join; its session is empty once it is of no use
         self._join_request = join
@@ -56,7 +61,7 @@ class Link:
         self._connect()
 
     def _connect(self) -> None:
-        self._channel = grpc.insecure_channel(self.address, options=CLIENT_OPTIONS)
+        self._channel = self._access.channel(CLIENT_OPTIONS)
         self._stub = FleetStub(self._channel)
         # The data plane carries messages as the bytes they are: they are spooled and checked as such.
         self._fetch: Any = self._channel.unary_stream(
@@ -81,7 +86,7 @@ class Link:
     def leave(self, reason: str) -> None:
         """Best effort: a server that is gone need not hear it."""
         if self.joined.session:
-            with grpc.insecure_channel(self.address) as channel:  # `stop` has closed the other one
+            with self._access.channel() as channel:  # `stop` has closed the other one
                 try:
                     FleetStub(channel).Leave(pb.LeaveRequest(session=self.joined.session, reason=reason), timeout=2)
                 except grpc.RpcError as error:
@@ -121,9 +126,9 @@ class Link:
             lambda session: getattr(self._stub, method)(make(session=session, **fields), timeout=seconds)
         )
 
-    def fetch(self, version: int, offset_bytes: int, session: str, change: bool) -> Iterable[bytes]:
-        """One try at a model, or at the change that leads to it; to be called inside `repeat`."""
-        request = pb.FetchModelRequest(session=session, version=version, offset_bytes=offset_bytes, change=change)
+    def fetch(self, version: int, offset_bytes: int, session: str, **form: bool) -> Iterable[bytes]:
+        """One try at a model, or (`change`, `compact`) another form of it; to be called inside `repeat`."""
+        request = pb.FetchModelRequest(session=session, version=version, offset_bytes=offset_bytes, **form)
         return self.telemetry.counting_received(self._fetch(request))
 
     def send(self, upload: bytes, messages: Iterator[bytes]) -> pb.Receipt | None:
@@ -145,7 +150,7 @@ class Link:
             if code is not grpc.StatusCode.FAILED_PRECONDITION:  # which says: not open (any more)
                 self._raise_if_final(error, code)
             self.telemetry.retries += 1
-            log.info("the upload broke off: %s", _in_words(error, code))
+            log.info("the upload broke off: %s", self._in_words(error, code))
             return None
 
     # ---- repeating -----------------------------------------------------------------------------
@@ -156,6 +161,7 @@ class Link:
         for pause in pauses():
             session = ""
             try:
+                self._renew()
                 session = self._session()
                 answer = call(session)
                 self._failures = 0
@@ -165,7 +171,7 @@ class Link:
                 bugs += code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
                 self._raise_if_final(error, code, bugs, session)
                 self.telemetry.retries += 1
-                log.info("server %s: %s; trying again", self.address, _in_words(error, code))
+                log.info("server %s: %s; trying again", self.address, self._in_words(error, code))
             self.wait(pause)
         raise AssertionError("pauses never end")  # pragma: no cover
 
@@ -180,6 +186,10 @@ class Link:
         raise error
 
     def _raise_if_final(self, error: Exception, code: grpc.StatusCode, bugs: int = 0, session: str = "") -> None:
+        if (seconds := _retry_seconds(error)) is not None:
+            log.info("server %s asks for patience: %s", self.address, self._in_words(error, code))
+            self.wait(random.uniform(1.0, 1.25) * seconds)  # not all at once
+            return
         final = refusal(code, _details(error))
         if isinstance(final, SessionUnknown):
             self._forget(session)
@@ -194,6 +204,11 @@ class Link:
             if self._failures % FAILURES_BEFORE_NEW_CHANNEL == 0:
                 self._reconnect()
 
+    def _in_words(self, error: Exception, code: grpc.StatusCode) -> str:
+        details = _details(error)
+        said = handshake_words(details, self._access.credentials is not None)
+        return f"{code.name.lower()} ({said or short(details, 160)})"
+
     def _forget(self, session: str) -> None:
         with self._join_lock:
             if self.joined.session == session:  # else the other thread has joined anew since
@@ -203,10 +218,18 @@ class Link:
                 self.joined = known
 
     def _reconnect(self) -> None:
+        self._access.refuse_ended()
         with self._join_lock:
             old = self._channel
             self._connect()
             old.close()
+
+    def _renew(self) -> None:
+        """Whoever renews our credentials need not restart us."""
+        with self._join_lock:
+            renewed = self._access.renewed
+        if renewed:
+            self._reconnect()
 
     def _session(self) -> str:
         """The session to call with, joined if there is none.
@@ -230,9 +253,12 @@ def _is_the_servers_word(error: Exception) -> bool:
     return any(one.key == ERROR_METADATA for one in told or ())
 
 
+def _retry_seconds(error: Exception) -> float | None:
+    """When the same call may succeed, if the server says so."""
+    told = error.trailing_metadata() if isinstance(error, grpc.RpcError) else None
+    found = next((str(one.value) for one in told or () if one.key == RETRY_METADATA), "")
+    return min(float(found), LONGEST_HINT_SECONDS) if NUMBER.fullmatch(found) else None
+
+
 def _details(error: Exception) -> str:
     return (error.details() or "no details") if isinstance(error, grpc.RpcError) else str(error)
-
-
-def _in_words(error: Exception, code: grpc.StatusCode) -> str:
-    return f"{code.name.lower()} ({short(_details(error), 160)})"

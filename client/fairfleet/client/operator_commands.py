@@ -17,15 +17,36 @@ from fairfleet.client import display, screen
 from fairfleet.client.exporting import save_model
 from fairfleet.client.fleet_view import View, fold
 from fairfleet.client.operator_link import OperatorLink
+from fairfleet.common.access import Access
 from fairfleet.common.errors import UsageError
 
-Server = Annotated[str, typer.Option(envvar="FAIRFLEET_SERVER", metavar="HOST:PORT", help="Where the server listens.")]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FAIRFLEET_SERVER",
+        metavar="HOST:PORT",
+        help="Where the server listens; default: as the credentials say, or 127.0.0.1:8440.",
+    ),
+]
+Credentials = Annotated[
+    Path | None,
+    typer.Option(envvar="FAIRFLEET_CREDENTIALS", metavar="FILE", help="operator.fleet, where the server has TLS."),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", envvar="FAIRFLEET_INSECURE", help="Speak to another machine in the clear.")
+]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]
 LOCAL = "127.0.0.1:8440"
 LARGE_BYTES = 16 << 20  # from here on a download shows a bar
 
 
-def status(server: Server = LOCAL, as_json: Json = False) -> None:
+def linked(server: str | None, credentials: Path | None, insecure: bool) -> OperatorLink:
+    return OperatorLink(Access(server or (None if credentials else LOCAL), credentials, insecure))
+
+
+def status(
+    server: Server = None, credentials: Credentials = None, insecure: Insecure = False, as_json: Json = False
+) -> None:
     """How the federation stands, and how every client fares: worst served first.
 
     Examples:
@@ -34,7 +55,7 @@ def status(server: Server = LOCAL, as_json: Json = False) -> None:
 
       fairfleet status --server fleet.example:8440 --json
     """
-    with OperatorLink(server) as link:
+    with linked(server, credentials, insecure) as link:
         snapshot = link.snapshot()
     if as_json:
         print(json.dumps(display.as_json(snapshot)))
@@ -42,7 +63,9 @@ def status(server: Server = LOCAL, as_json: Json = False) -> None:
         Console(highlight=False).print(screen.standing(fold(View(), snapshot)))
 
 
-def watch(server: Server = LOCAL, as_json: Json = False) -> None:
+def watch(
+    server: Server = None, credentials: Credentials = None, insecure: Insecure = False, as_json: Json = False
+) -> None:
     """Watch rounds as they happen, until the federation is finished or you press Ctrl-C.
 
     On a terminal this is a live screen; elsewhere plain lines; with --json one object per event.
@@ -54,14 +77,16 @@ def watch(server: Server = LOCAL, as_json: Json = False) -> None:
 
       fairfleet watch --json | jq 'select(.kind == "round_committed")'
     """
-    with OperatorLink(server) as link:
+    with linked(server, credentials, insecure) as link:
         shown = display.json_lines() if as_json else display.for_people(Console(highlight=False))
         display.follow(link.observe(), shown)
 
 
 def export(
     output: Annotated[Path, typer.Option("--output", help="The file to write.")],
-    server: Server = LOCAL,
+    server: Server = None,
+    credentials: Credentials = None,
+    insecure: Insecure = False,
     version: Annotated[int | None, typer.Option(min=0, help="After so many rounds; default: the newest.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: Json = False,
@@ -76,7 +101,7 @@ def export(
     """
     if output.exists() and not force:
         raise UsageError(f"{output} exists already; give another --output, or --force to replace it")
-    with OperatorLink(server) as link, _download_bar() as progress:
+    with linked(server, credentials, insecure) as link, _download_bar() as progress:
         saved = save_model(link.model(version), output, progress)
     if as_json:
         print(json.dumps({"output": str(output), **saved._asdict()}))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,8 @@ from typing import Any, TypeVar
 import grpc
 
 from fairfleet.client.fleet_view import RECENT, Disconnected, Observation, Snapshot
-from fairfleet.common.errors import FleetError, LimitReached, Refused, Unreachable, UsageError, refusal, short
+from fairfleet.common.access import Access, handshake_words
+from fairfleet.common.errors import FleetError, LimitReached, Refused, Unreachable, refusal, short
 from fairfleet.common.keepalive import CLIENT_OPTIONS
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
@@ -30,10 +30,9 @@ RETRY_SECONDS = 0.5
 
 
 class OperatorLink:
-    def __init__(self, address: str) -> None:
-        if not re.fullmatch(r".+:\d{1,5}", address):
-            raise UsageError(f"--server {address!r} is not of the form host:port, for example 127.0.0.1:8440")
-        self.address = address
+    def __init__(self, access: Access) -> None:
+        self.address = access.address
+        self._access = access
         self._connect()
 
     def __enter__(self) -> OperatorLink:
@@ -43,7 +42,7 @@ class OperatorLink:
         self._channel.close()
 
     def _connect(self) -> None:
-        self._channel = grpc.insecure_channel(self.address, options=CLIENT_OPTIONS)
+        self._channel = self._access.channel(CLIENT_OPTIONS)
         self._stub = OperatorStub(self._channel)
 
     def status(self) -> pb.StatusResponse:
@@ -69,9 +68,13 @@ class OperatorLink:
     def stop(self, reason: str) -> None:
         self._answered(lambda: self._stub.Stop(pb.StopRequest(reason=reason), timeout=ANSWER_SECONDS))
 
-    def revoke(self, client: str, reason: str) -> None:
-        request = pb.RevokeRequest(client=client, reason=reason)
+    def revoke(self, name: str, reason: str, operator: bool = False) -> None:
+        request = pb.RevokeRequest(client=name, reason=reason, operator=operator)
         self._answered(lambda: self._stub.Revoke(request, timeout=ANSWER_SECONDS))
+
+    def make_token(self, client: str, seconds: float, certificate_seconds: float) -> pb.MakeTokenResponse:
+        request = pb.MakeTokenRequest(client=client, seconds=seconds, certificate_seconds=certificate_seconds)
+        return self._answered(lambda: self._stub.MakeToken(request, timeout=ANSWER_SECONDS))
 
     def _answered(self, call: Callable[[], T]) -> T:
         try:
@@ -157,7 +160,8 @@ class OperatorLink:
             return Refused(
                 f"the server at {self.address} does not know this call: is it a FairFleet server, as new as this?"
             )
+        said = handshake_words(details, self._access.credentials is not None)
         return refusal(code, details) or Unreachable(
-            f"no FairFleet server answers at {self.address} ({short(details.rsplit(': ', 1)[-1])}). "
+            f"no FairFleet server answers at {self.address} ({said or short(details.rsplit(': ', 1)[-1])}). "
             "Start one with `fairfleet server`, or say where it is with --server host:port or FAIRFLEET_SERVER."
         )

@@ -5,7 +5,8 @@ Worst served first, since that is who the rules are there for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -18,6 +19,7 @@ from rich.text import Text
 from fairfleet.client import words
 from fairfleet.client.fleet_view import Client, Doing, Served, View
 from fairfleet.common.fairness import mean
+from fairfleet.proto.v1 import operator_pb2 as pb
 
 GOOD, BAD, MEAN, FAINT = "green", "bold red", "bold cyan", "dim"
 STYLES = {
@@ -89,6 +91,8 @@ def _facts(view: View, uptime: bool = False) -> RenderableType:
         table.add_row("accuracy", _trend(view.evaluations))
     if fairness := _fairness(view):
         table.add_row("fairness", fairness)
+    if status.HasField("privacy"):
+        table.add_row("privacy", Group(*privacy(status.privacy, long=uptime)))
     moved = f"{decimal(status.bytes_sent)} to clients · {decimal(status.bytes_received)} from them"
     table.add_row("moved", moved)
     if uptime:
@@ -107,6 +111,17 @@ def _fairness(view: View) -> Text | None:
         newest = view.recent[-1]
         parts += [(f"{newest.conflicts}/{newest.clients} in conflict", BAD if newest.conflicts else "")]
     return Text(" · ").join(Text(words, style) for words, style in parts) if parts else None
+
+
+def privacy(told: pb.PrivacyStatus, *, long: bool) -> Iterator[RenderableType]:
+    """What is spent; in long also from whom it protects, and what it does not cover."""
+    limit = f" of {told.max_epsilon:g}" if told.HasField("max_epsilon") else ""
+    spent = "∞ (clipped, but without noise)" if math.isinf(told.epsilon) else f"{told.epsilon:.3g}{limit}"
+    noise = f"noise {told.noise_multiplier:g} times clip {told.clip:g} at the {told.where}"
+    yield f"ε {spent} at δ {told.delta:g} · {noise}"
+    if long:
+        yield Text(f"protects from {told.against}", FAINT)
+        yield Text(told.not_covered, "yellow")
 
 
 def _trend(evaluations: Sequence[Served]) -> Text:

@@ -11,6 +11,9 @@ from pydantic import Field, field_validator, model_validator
 
 from fairfleet.client.budget import Budget
 from fairfleet.client.replica import MARK, Source
+from fairfleet.common.access import Access
+from fairfleet.common.errors import UsageError
+from fairfleet.common.identity import Role
 from fairfleet.common.settings import Settings
 
 
@@ -39,7 +42,11 @@ NAME = rf"^([A-Za-z0-9._-]|{re.escape(MARK)}){{1,64}}$"
 
 
 class ClientSettings(Settings):
-    server: str = Field(default="127.0.0.1:8440", description="host:port")
+    server: str = Field(default="127.0.0.1:8440", description="host:port; default with credentials: as they say")
+    credentials: Path | None = Field(
+        default=None, description="NAME.fleet, of `fairfleet enroll`: address and identity"
+    )
+    insecure: bool = Field(default=False, description="speak to another machine in the clear")
     name: str = Field(default_factory=host_name, pattern=NAME, description="the identity")
     task: str = Field(description="module:name of a Task, or of a function that makes one")
     options: dict[str, str] = Field(default={}, description="for the function that makes the task")
@@ -51,7 +58,9 @@ class ClientSettings(Settings):
     )
     budget: Budget = Field(default=Budget(), description="this machine's share in one training, if less than the plan")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps; for tasks that can choose")
-
+    least_noise: float = Field(
+        default=0.0, ge=0, description="noise multiplier without which no update leaves this machine (docs/privacy.md)"
+    )
     metrics: str | None = Field(
         default=None, description="host:port to serve this client's own metrics on; default: nowhere"
     )
@@ -79,4 +88,24 @@ class ClientSettings(Settings):
     def numbered(self, number: int) -> ClientSettings:
         """With the replica's number put in."""
         options = {key: value.replace(MARK, str(number)) for key, value in self.options.items()}
-        return self.model_copy(update={"name": self.name.replace(MARK, str(number)), "options": options})
+        update: dict[str, object] = {"name": self.name.replace(MARK, str(number)), "options": options}
+        if self.credentials:
+            update["credentials"] = Path(str(self.credentials).replace(MARK, str(number)))
+        return self.model_copy(update=update)
+
+    def identified(self) -> tuple[ClientSettings, Access]:
+        """With the name that the credentials give, and the way to the server; without them, as it is."""
+        given = self.model_fields_set
+        address = self.server if self.credentials is None or "server" in given else None
+        access = Access(address, self.credentials, self.insecure)
+        if access.credentials is None:
+            return self, access
+        who = access.credentials.identity
+        if who.role is not Role.CLIENT:
+            raise UsageError(f"{self.credentials} is the credential of {who}; a client needs one of its own")
+        if "name" in given and self.name != who.name:
+            raise UsageError(
+                f"these credentials are of {who}, not of --name {self.name}: the certificate's name is the client's. "
+                "Leave --name out, or give the right --credentials."
+            )
+        return self.model_copy(update={"name": who.name}), access

@@ -19,6 +19,7 @@ from pathlib import Path
 from fairfleet.client.residual import Residual
 from fairfleet.common.codecs import codec_named
 from fairfleet.common.errors import BadRequest, StateDirError
+from fairfleet.common.private import tighten
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import Digest, encode, read_records, split, update_pieces, write_record
 from fairfleet.common.tensors import Model
@@ -35,6 +36,7 @@ class Spooled:
     digest: str  # hex
     size_bytes: int
     report: TrainReport
+    noise_multiplier: float = 0.0  # of the noise in it
 
 
 class Spool:
@@ -58,9 +60,12 @@ class Spool:
         codec: str,
         seed: int = 0,
         error_feedback: bool = False,
+        noise_multiplier: float = 0.0,
     ) -> Spooled:
         self.clear()
-        used, whose = codec_named(codec), (federation, received.signature, round)
+        # What an update without noise lost must never go along with one that has some.
+        owner = f"{federation}, with noise" if noise_multiplier else federation
+        used, whose = codec_named(codec), (owner, received.signature, round)
         wanted = error_feedback and (used.lossy or self._residual.of(*whose) is not None)
         with (
             open(os.open(self._chunks, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file,
@@ -71,7 +76,8 @@ class Spool:
             file.truncate()
             if feedback is not None:
                 feedback.digest = encoded.digest
-        spooled = Spooled(federation, round, model_digest, codec, encoded.digest.hex(), encoded.size_bytes, report)
+        digest, size_bytes = encoded.digest.hex(), encoded.size_bytes
+        spooled = Spooled(federation, round, model_digest, codec, digest, size_bytes, report, noise_multiplier)
         beside = self._header.with_suffix(".new")
         beside.write_text(json.dumps({**vars(spooled), "report": report.model_dump()}), encoding="utf-8")
         os.replace(beside, self._header)  # only now is there an update
@@ -142,6 +148,7 @@ def _make_usable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        tighten(folder)
     except OSError as error:
         raise StateDirError(
             f"cannot keep unsent updates in {folder}: {error.strerror}. "

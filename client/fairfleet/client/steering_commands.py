@@ -13,77 +13,91 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from fairfleet.client.operator_commands import LOCAL, Json, Server
-from fairfleet.client.operator_link import OperatorLink
+from fairfleet.client.operator_commands import Credentials, Insecure, Json, Server, linked
 from fairfleet.proto.v1 import operator_pb2 as pb
 
 Reason = Annotated[str, typer.Option(help="For the records, and for those who ask why.")]
 STATES = {number: name.removeprefix("CLIENT_STATE_").lower() for name, number in pb.ClientState.items()}
 NOTHING = "-"  # a column with nothing else is left out: there are many, and screens are narrow
-OF_A_STEP = ("conflicts", "promised", "improved", "step", "fallback")
+OF_A_STEP = ("conflicts", "promised", "improved", "step", "admission", "fallback")
 OF_A_ROUND = ("clients", "dropped", "less", "tries", "train s", "step s", "received", *OF_A_STEP)
 OF_A_CLIENT = ("state", "device", "samples", "updates", "last", "accuracy", "loss", "version")
 
 
-def pause(server: Server = LOCAL) -> None:
+def pause(server: Server = None, credentials: Credentials = None, insecure: Insecure = False) -> None:
     """Begin no new round. The one under way is finished; clients stay connected.
 
     Example:
 
       fairfleet pause && sleep 600 && fairfleet resume
     """
-    with OperatorLink(server) as link:
+    with linked(server, credentials, insecure) as link:
         link.pause()
         print(f"paused at version {link.status().version}; `fairfleet resume` goes on")
 
 
-def resume(server: Server = LOCAL) -> None:
+def resume(server: Server = None, credentials: Credentials = None, insecure: Insecure = False) -> None:
     """Go on after a pause.
 
     Example:
 
       fairfleet resume --server fleet.example:8440
     """
-    with OperatorLink(server) as link:
+    with linked(server, credentials, insecure) as link:
         link.resume()
         print("going on")
 
 
-def stop(server: Server = LOCAL, reason: Reason = "stopped by an operator") -> None:
+def stop(
+    server: Server = None,
+    credentials: Credentials = None,
+    insecure: Insecure = False,
+    reason: Reason = "stopped by an operator",
+) -> None:
     """End the federation after the round under way. Clients are told and go; the model stays on the server.
 
     Example:
 
       fairfleet stop --reason 'good enough'
     """
-    with OperatorLink(server) as link:
+    with linked(server, credentials, insecure) as link:
         link.stop(reason)
         print(f"ending after the round under way: {reason}")
 
 
 def revoke(
-    client: Annotated[str, typer.Argument(help="Its name.")], server: Server = LOCAL, reason: Reason = ""
+    client: Annotated[str, typer.Argument(help="Its name.")],
+    operator: Annotated[bool, typer.Option("--operator", help="It is an operator's credential, not a client.")] = False,
+    server: Server = None,
+    credentials: Credentials = None,
+    insecure: Insecure = False,
+    reason: Reason = "",
 ) -> None:
-    """Shut a client out, at once and for good. What it has contributed stays in the model.
+    """Shut a client out, at once and for good, whatever certificates it has. What it contributed stays in the model.
 
-    Example:
+    Examples:
 
       fairfleet revoke kitchen-camera --reason stolen
+
+      fairfleet revoke --operator night-shift --reason 'left the company'
     """
-    with OperatorLink(server) as link:
-        link.revoke(client, reason)
+    with linked(server, credentials, insecure) as link:
+        link.revoke(client, reason, operator)
         print(f"{client} is out")
 
 
 def rounds(
-    server: Server = LOCAL,
+    server: Server = None,
+    credentials: Credentials = None,
+    insecure: Insecure = False,
     last: Annotated[int, typer.Option(min=1, help="How many, the newest.")] = 20,
     as_json: Json = False,
 ) -> None:
     """The newest rounds: who took part, what it cost, whom the step would harm, and what it did.
 
     promised: share of the clients whose loss falls to first order; improved: share whose loss fell, and of how many, by
-    the reports of the next round; step: which part of it was taken, where clients tried it.
+    the reports of the next round; step: which part of it was taken, where clients tried it; admission: updates out of
+    the ordinary, and what was done about them.
 
     Examples:
 
@@ -93,7 +107,7 @@ def rounds(
 
       fairfleet rounds --json | jq '.cut_off[] | select(.loss_after > .loss_before)'
     """
-    with OperatorLink(server) as link:
+    with linked(server, credentials, insecure) as link:
         found = link.rounds(last)
     if as_json:
         for record in found:
@@ -107,7 +121,9 @@ def rounds(
     Console(highlight=False).print(table)
 
 
-def clients(server: Server = LOCAL, as_json: Json = False) -> None:
+def clients(
+    server: Server = None, credentials: Credentials = None, insecure: Insecure = False, as_json: Json = False
+) -> None:
     """Every client that the server has met: its state, its part in the model, and how it is served. Worst first.
 
     Examples:
@@ -116,7 +132,7 @@ def clients(server: Server = LOCAL, as_json: Json = False) -> None:
 
       fairfleet clients --json | jq 'select(.state == "gone") | .client'
     """
-    with OperatorLink(server) as link:
+    with linked(server, credentials, insecure) as link:
         found = sorted(link.clients(), key=_served)
     if as_json:
         for record in found:
@@ -143,6 +159,7 @@ def _round_cells(record: pb.RoundRecord) -> list[str]:
         f"{record.promised:.0%}" if record.HasField("promised") else NOTHING,
         f"{record.measured.improved:.0%} of {record.measured.clients}" if record.HasField("measured") else NOTHING,
         f"{record.verification.factor:g}" if record.HasField("verification") else NOTHING,
+        _findings(record) or NOTHING,
         NOTHING if told["status"] == "ok" else told["status"],
     ]
 
@@ -173,8 +190,16 @@ def _round_json(record: pb.RoundRecord) -> dict[str, object]:
         "measured": _plainly(record.measured) if record.HasField("measured") else None,
         "verification": _plainly(record.verification) if record.HasField("verification") else None,
         "cut_off": [_plainly(one) for one in record.cut_off],
+        "admission": [_plainly(one) for one in record.admission],
         **{key: told[key] for key in ("rule", "status", "conflicts", "direction_norm", "cosines", "coefficients")},
     }
+
+
+def _findings(record: pb.RoundRecord) -> str:
+    """Who did not count as it came, and why; for those who were only observed, how many."""
+    done = [f"{one.client} {one.decision} ({one.check})" for one in record.admission if one.decision != "observed"]
+    observed = len(record.admission) - len(done)
+    return ", ".join([*done, f"{observed} observed"] if observed else done)
 
 
 def _plainly(message: Message) -> dict[str, Any]:

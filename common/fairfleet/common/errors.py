@@ -6,16 +6,20 @@
     │   └── StateDirError
     ├── Refused               a peer's mistake, or a peer that comes at the wrong time
     │   ├── BadRequest            never right, whatever the state
+    │   │   ├── NotFinite             a NaN or an infinity among the numbers
+    │   │   └── BadReport             what is said beside an update cannot be so
     │   ├── WrongState            right at another time, or for another federation
     │   ├── SessionUnknown        join again
     │   ├── Superseded            another process speaks for this client now
     │   ├── ContestedIdentity     two processes keep taking over from each other
-    │   ├── Revoked
-    │   ├── LimitReached
+    │   ├── NotAllowed            not this peer: its role, its name, its token
+    │   │   └── Revoked               not any more
+    │   ├── LimitReached          too much, too often, or too many at once
     │   ├── NotKept               no longer, or not yet, to be had
     │   ├── OutOfOrder            not the chunk that follows
     │   └── Corrupted             bytes that do not match their checksum or digest
     ├── TryLater              the same call may succeed in a while
+    ├── TooSlow               a peer that sends or reads nothing holds up what others need
     ├── Unreachable           nobody answers where the server should be
     ├── TaskFailed            the task on this client: training diverged, data that do not fit the model
     └── Bug                   our own
@@ -54,6 +58,14 @@ class BadRequest(Refused):
     status = grpc.StatusCode.INVALID_ARGUMENT
 
 
+class NotFinite(BadRequest):
+    pass
+
+
+class BadReport(BadRequest):
+    pass
+
+
 class WrongState(Refused):
     status = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -72,12 +84,22 @@ class ContestedIdentity(Refused):
     exit_code = 5
 
 
-class Revoked(Refused):
+class NotAllowed(Refused):
     status = grpc.StatusCode.PERMISSION_DENIED
+
+
+class Revoked(NotAllowed):
+    pass
 
 
 class LimitReached(Refused):
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, *, reason: str = "", retry_seconds: float | None = None) -> None:
+        """`reason` is which limit, for those who count; `retry_seconds`: the same call may succeed after so long."""
+        super().__init__(message)
+        self.reason = reason
+        self.retry_seconds = retry_seconds
 
 
 class NotKept(Refused):
@@ -94,6 +116,14 @@ class Corrupted(Refused):
 
 class TryLater(FleetError):
     status = grpc.StatusCode.UNAVAILABLE
+
+
+class TooSlow(FleetError):
+    status = grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Unreachable(FleetError):
@@ -121,5 +151,5 @@ def refusal(status: grpc.StatusCode, message: str) -> Refused | None:
 def short(value: object, limit: int = 80) -> str:
     """A peer's value, fit to be quoted in a message or a log line."""
     text = repr(value) if isinstance(value, bytes) else str(value)
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+    shown = "".join(c if c.isprintable() else "?" for c in text[:limit])  # the rest may be megabytes
+    return shown if len(text) <= limit else f"{shown}… ({len(text)} characters)"

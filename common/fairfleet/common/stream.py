@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
 from fairfleet.common.codecs import CHUNK_BYTES, CHUNK_ELEMENTS, RAW32, Buffer, Codec
-from fairfleet.common.errors import BadRequest, Corrupted, OutOfOrder
+from fairfleet.common.errors import BadRequest, Corrupted, NotFinite, OutOfOrder
 from fairfleet.common.tensors import Model, Section, Signature, Vector, write_all
 from fairfleet.proto.v1.model_pb2 import Chunk
 
+MOST_FIELDS = 64  # of a message that has six: newer writers may know others
 COUNTERS_PER_CHUNK = CHUNK_BYTES // 8
 _DIGESTED = struct.Struct("<QBQI16s")  # offset, section, first element, elements, checksum
 _RECORD = struct.Struct("<I8s")  # length, tag
@@ -59,9 +60,9 @@ def counter_pieces(counters: NDArray[np.int64]) -> Pieces:
         yield Section.COUNTERS, first, len(part), part.astype("<i8", copy=False).view(np.uint8).data
 
 
-def model_pieces(model: Model) -> Pieces:
+def model_pieces(model: Model, codec: Codec = RAW32) -> Pieces:
     yield from float_pieces(
-        Section.PARAMETERS, len(model.parameters), RAW32, lambda first, end: model.parameters[first:end]
+        Section.PARAMETERS, len(model.parameters), codec, lambda first, end: model.parameters[first:end]
     )
     yield from state_pieces(model)
 
@@ -134,9 +135,12 @@ def encode(pieces: Pieces, take: Callable[[bytes, Buffer], None]) -> Encoded:
 
 def split(message: bytes) -> tuple[Chunk, memoryview]:
     """A serialized chunk as its fields without `data`, and `data` in place: protobuf itself would copy it twice."""
-    view, at, head, data = memoryview(message), 0, bytearray(), memoryview(b"")
+    view, at, head, data, fields = memoryview(message), 0, bytearray(), memoryview(b""), 0
     try:
         while at < len(view):
+            fields += 1
+            if fields > MOST_FIELDS:  # each is a turn of this loop, and a megabyte holds half a million
+                raise IndexError(f"it has more than {MOST_FIELDS} fields")
             begin = at
             tag, at = _read_varint(view, at)
             length, at = _read_varint(view, at) if tag & 7 in (0, 2) else (4 if tag & 7 == 5 else 8, at)
@@ -252,7 +256,7 @@ def check_finite(signature: Signature, section: Section, first: int, values: Vec
             return
     bad = first + int(np.argmin(np.isfinite(values)))
     tensor, span = next((tensor, span) for tensor, span in signature.spans(section) if bad < span.stop)
-    raise BadRequest(
+    raise NotFinite(
         f"element {bad - span.start} of tensor {tensor.name} is {values[bad - first]}, not a finite number; "
         "lower the local learning rate, or look for a division by zero in the task"
     )

@@ -7,16 +7,20 @@ from typing import Any
 from google.protobuf.message import Message
 from pydantic import ValidationError
 
-from fairfleet.common.errors import BadRequest
+from fairfleet.common.errors import BadReport, BadRequest, short
 from fairfleet.common.plan import Plan
+from fairfleet.common.privacy import ReportTerms, Terms
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Section, Signature, TensorSpec
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import model_pb2
 
 PROTOCOL_VERSION = 1
+MOST_DIMENSIONS = 64  # as in numpy
+MISTAKES_TOLD = 5
 UPLOAD_METADATA = "fairfleet-upload-bin"  # of an upload that was opened: its token
 ANNOUNCED_METADATA = "fairfleet-announced-bin"  # of one that is opened and sent in one call: its OpenUploadRequest
+RETRY_METADATA = "fairfleet-retry-seconds"  # of an error after which the same call may succeed: when
 ERROR_METADATA = "fairfleet-error"  # goes with every error that is the server's own word, and with no other
 
 _SOLVERS = {"sgd": pb.SOLVER_SGD, "adam": pb.SOLVER_ADAM}
@@ -38,6 +42,9 @@ def signature_out(signature: Signature) -> model_pb2.Signature:
 
 
 def signature_in(message: model_pb2.Signature) -> Signature:
+    most = max((len(t.shape) for t in message.tensors), default=0)
+    if most > MOST_DIMENSIONS:  # before sizes of such are multiplied, or written into a message
+        raise BadRequest(f"the signature has a tensor of {most} dimensions; at most {MOST_DIMENSIONS} are allowed")
     try:
         return Signature(
             tuple(TensorSpec(t.name, tuple(t.shape), t.dtype, Section(t.section), t.layer) for t in message.tensors)
@@ -54,7 +61,7 @@ def report_in(message: pb.TrainReport) -> TrainReport:
     try:
         return TrainReport(**_fields(message))
     except ValidationError as error:
-        raise BadRequest(f"the training report is not usable: {_mistakes(error)}") from None
+        raise BadReport(f"the training report is not usable: {_mistakes(error)}") from None
 
 
 def evaluation_out(evaluation: Evaluation) -> pb.Evaluation:
@@ -82,6 +89,22 @@ def plan_in(message: pb.Plan) -> Plan:
         raise BadRequest(f"the server's plan is not usable: {_mistakes(error)}") from None
 
 
+def privacy_out(terms: Terms | None) -> pb.Privacy | None:
+    if terms is None:
+        return None
+    reports = pb.ReportNoise(**terms.reports.model_dump()) if terms.reports else None
+    return pb.Privacy(clip=terms.clip, noise_multiplier=terms.noise_multiplier, reports=reports)
+
+
+def privacy_in(message: pb.Privacy) -> Terms:
+    """Of a task that leaves it out: nothing is to be done."""
+    try:
+        reports = ReportTerms(**_fields(message.reports)) if message.HasField("reports") else None
+        return Terms(clip=message.clip, noise_multiplier=message.noise_multiplier, reports=reports)
+    except ValidationError as error:
+        raise BadRequest(f"the server's terms of privacy are not usable: {_mistakes(error)}") from None
+
+
 def _fields(message: Message) -> dict[str, Any]:
     """By name, without optional ones that are left out."""
     return {
@@ -92,4 +115,6 @@ def _fields(message: Message) -> dict[str, Any]:
 
 
 def _mistakes(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, m['loc']))}: {m['msg']}, found {m['input']!r}" for m in error.errors())
+    """What came from a peer may be as long as a message: it is not sent back whole."""
+    found = error.errors()[:MISTAKES_TOLD]
+    return "; ".join(f"{'.'.join(map(str, m['loc']))}: {m['msg']}, found {short(repr(m['input']))}" for m in found)

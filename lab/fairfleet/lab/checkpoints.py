@@ -16,6 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from fairfleet.lab.simulation import Simulation
+from fairfleet.server.admission import Watched
 from fairfleet.server.aggregation import ServerState
 from fairfleet.server.committing import dump_state
 from fairfleet.server.optimizers import OptimizerState
@@ -36,12 +37,13 @@ def save(path: Path, simulation: Simulation, told: str) -> None:
         "participations": simulation.participations,
         "averaged": simulation.average.count,
         "last_reports": simulation.last_reports,
+        "watched": simulation.watched.dump(),
         "past": [asdict(row) for row in past.values()],
         "told": told,
     }
     arrays: dict[str, Any] = {f"optimizer.{name}": vector for name, vector in vectors.items()}
     arrays |= {f"past.{client}": simulation.history.row(client) for client in past if simulation.history}
-    arrays |= {f"residual.{client}": values for client, values in simulation.residuals.items()}
+    arrays |= {f"residual.{client}": values for client, values in simulation.coding.residuals.items()}
     if simulation.average.total is not None:
         arrays["average"] = simulation.average.total
     model = simulation.model
@@ -69,10 +71,11 @@ def restore(path: Path, simulation: Simulation) -> str | None:
     simulation.state = ServerState(rule, optimizer if facts["has_optimizer"] else None)
     simulation.first_losses, simulation.participations = facts["first_losses"], facts["participations"]
     simulation.average.count, simulation.average.total = facts["averaged"], arrays.get("average")
-    simulation.residuals = _with_prefix(arrays, "residual.")
+    simulation.coding.residuals = _with_prefix(arrays, "residual.")
     rows = _with_prefix(arrays, "past.")
     simulation.past = [(PastRow(**past), rows[past["client"]]) for past in facts["past"]]
     simulation.last_reports = {client: (number, loss) for client, (number, loss) in facts["last_reports"].items()}
+    simulation.watched = Watched.load(facts["watched"])
     simulation.done = facts["done"]
     return str(facts["told"])
 

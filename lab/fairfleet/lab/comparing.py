@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fairfleet.common.errors import UsageError
 from fairfleet.common.settings import read_model
-from fairfleet.lab import options, tables
+from fairfleet.lab import options, paired, tables
 from fairfleet.lab.records import Ledger, Run
 from fairfleet.lab.sweep import Means, Planned, Sweep, finished, run_sweep
 
@@ -33,11 +33,14 @@ def compare(
         check_plots()
     console = options.console(as_json)
     runs = run_and_write(sweep, folder, Means(data_dir, workers), None if as_json else console, pictures)
-    found = tables.rows(runs)
+    found, pairs = tables.rows(runs), paired.rows(runs) if len(sweep.codecs) > 1 else []
     if as_json:
-        print(json.dumps({"name": sweep.name, "folder": str(folder), "rows": tables.as_json(found)}))
+        told = {"name": sweep.name, "folder": str(folder), "rows": tables.as_json(found)}
+        print(json.dumps(told | ({"codecs": paired.as_json(pairs)} if pairs else {})))
     else:
         console.print(tables.table(found, console.width))
+        if pairs:
+            console.print(paired.table(pairs))
         console.print(f"records, tables and pictures: {folder}", style="dim")
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from fairfleet.common.errors import UsageError
+from fairfleet.common.codecs import codec_named
+from fairfleet.common.errors import BadRequest, UsageError
 from fairfleet.common.plan import Plan
 from fairfleet.lab import models
 from fairfleet.lab.behaviour import Behaviour
@@ -25,6 +26,8 @@ from fairfleet.lab.datasets.preprocessing import Preprocessing, preprocessing
 from fairfleet.lab.datasets.registry import load
 from fairfleet.lab.federation import Engine, Federation
 from fairfleet.lab.partitions import Indices, Partition, Split, partition, split_all, split_as_published
+from fairfleet.server.admission import Admission
+from fairfleet.server.privacy import PrivacySettings, refusal
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
 from fairfleet.server.selection import Selection
 from fairfleet.server.settings import VerificationSettings
@@ -57,23 +60,42 @@ class Experiment(BaseModel):
         default=None, description="the round's clients try a step, and shorter ones, before it is taken"
     )
     behaviour: Behaviour = Behaviour()
+    admission: Admission = Field(default=Admission(), description="what is done about updates out of the ordinary")
     codec: str = Field(default="raw32", description="that updates pass through: int8, topk:0.01, int8+zstd, …")
     error_feedback: bool = Field(default=True, description="what a lossy codec leaves out is sent with the next")
     learning_rate_decay: float = Field(default=1.0, gt=0, le=1, description="of the clients' rate, per round")
     loss: Literal["before", "after"] = Field(default="before", description="training: which loss the rule is told")
     loss_total: bool = Field(default=False, description="the rule is told the sum over the samples, not their mean")
     judged: Literal["last", "average"] = Field(default="last", description="the newest model, or the mean of all")
+    privacy: PrivacySettings | None = Field(default=None, description="clip, noise_multiplier, where: client or server")
 
     @field_validator("partition")
     @classmethod
     def _known_partition(cls, text: str) -> str:
         return str(Partition.parse(text))
 
+    @field_validator("codec")
+    @classmethod
+    def _known_codec(cls, text: str) -> str:
+        try:
+            return codec_named(text).name
+        except BadRequest as error:
+            raise ValueError(str(error)) from None
+
     @field_validator("rule")
     @classmethod
     def _known_rule(cls, text: str) -> str:
         rule_named(text)
         return text
+
+    @model_validator(mode="after")
+    def _private_enough(self) -> Experiment:
+        if self.privacy is not None:
+            made = self.recipe()
+            tries_steps = self.verification is not None or made.rule.needs().line_search
+            if why := refusal(self.privacy, made, tries_steps, self.selection, self.admission):
+                raise ValueError(why)
+        return self
 
     def key(self) -> str:
         """The same for the same experiment, on any day."""
@@ -119,12 +141,14 @@ def federation(experiment: Experiment, data_dir: Path | None, engine: Engine = "
         evaluate_every=experiment.evaluate_every,
         verification=experiment.verification.terms() if experiment.verification else None,
         behaviour=experiment.behaviour,
+        admission=experiment.admission,
         codec=experiment.codec,
         error_feedback=experiment.error_feedback,
         learning_rate_decay=experiment.learning_rate_decay,
         loss=experiment.loss,
         loss_total=experiment.loss_total,
         judged=experiment.judged,
+        privacy=experiment.privacy,
         engine=engine,
         workers=workers,
     )

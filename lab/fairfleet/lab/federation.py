@@ -17,10 +17,13 @@ from fairfleet.common.tensors import Model
 from fairfleet.lab.batched import BatchedTrainer
 from fairfleet.lab.behaviour import Behaviour
 from fairfleet.lab.clients import ClientData
+from fairfleet.lab.coding import Coded
 from fairfleet.lab.cohort import FleetData, Served, Trainer
 from fairfleet.lab.perceptron import Perceptron
 from fairfleet.lab.sequential import SequentialTrainer
+from fairfleet.server.admission import Admission, Finding
 from fairfleet.server.diagnostics import Diagnostics
+from fairfleet.server.privacy import PrivacySettings
 from fairfleet.server.rules import Recipe
 from fairfleet.server.selection import Selection
 from fairfleet.server.settings import PLAN_FIELDS
@@ -44,12 +47,14 @@ class Federation:
     evaluate_every: int = 10  # rounds; the last is evaluated too; 0: only the last
     verification: Terms | None = None  # of every step, by the round's clients; a rule may search the line by itself
     behaviour: Behaviour = field(default_factory=Behaviour)
+    admission: Admission = field(default_factory=Admission)
     codec: str = "raw32"
     error_feedback: bool = True
     learning_rate_decay: float = 1.0  # of the clients' rate, per round
     loss: Literal["before", "after"] = "before"  # which loss the rule is told; after training: as easyFL had it
     loss_total: bool = False  # the sum over the samples instead of their mean, as some papers' q-FedAvg has it
     judged: Literal["last", "average"] = "last"  # the newest model, or the mean of all so far (AFL)
+    privacy: PrivacySettings | None = None
     engine: Engine = "auto"
     workers: int = 0  # 0: as many as there are cores
     initial: Model | None = None  # None: model() under the seed
@@ -67,6 +72,8 @@ class RoundTold:
     served: Served | None = None  # after the round, where it was evaluated
     improved: float | None = None  # share of the round's clients whose training loss fell by it; when evaluated
     factor: float | None = None  # of the step that was taken, where it was tried before; 0: none was
+    findings: tuple[Finding, ...] = ()  # of admission
+    coded: Coded | None = None  # what a lossy codec did to the updates
 
 
 def initial_model(build: Callable[[], nn.Module], seed: int) -> Model:

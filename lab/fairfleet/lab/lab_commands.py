@@ -59,6 +59,7 @@ def simulate_command(
 def compare_command(
     config: Annotated[Path | None, typer.Argument(help="YAML file with a sweep.", show_default=False)] = None,
     rule: Annotated[list[str] | None, typer.Option(help="name or name,parameter=value,…; once for each rule.")] = None,
+    codec: Annotated[list[str] | None, typer.Option(help="raw32, int8, topk:0.1, …; once for each codec.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="So many, from 0 on.")] = None,
     data: options.Data = None,
     partition: options.How = None,
@@ -73,10 +74,11 @@ def compare_command(
     pictures: Annotated[bool, typer.Option(help="Make the HTML report and the PNGs.")] = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run rules x seeds x settings and compare them: accuracy, fairness, conflicts.
+    """Run rules x seeds x settings x codecs and compare them: accuracy, fairness, conflicts.
 
     Runs that the output folder has already are not run again, so a comparison that was interrupted goes on where it
-    was left. Accuracies are in percent; each measure is the mean over the seeds ± the standard deviation.
+    was left. Accuracies are in percent; each measure is the mean over the seeds ± the standard deviation. With several
+    codecs there is a second table: what each changes against raw32, seed by seed, ± the standard error.
 
     Examples:
 
@@ -86,6 +88,8 @@ def compare_command(
 
       fairfleet compare --data fashion-mnist --partition pat:2 --clients 100 --per-round 10 --model mlp:200,200
 
+      fairfleet compare --rule fedlf --codec raw32 --codec int8 --codec topk:0.1 --seeds 5
+
       fairfleet compare sweep.yaml --output results/my-sweep
     """
     check_torch("compare")
@@ -94,6 +98,7 @@ def compare_command(
     flags = options.experiment_flags(data, partition, clients, per_round, model, rounds, set_)
     given = {f"base.{path}": value for path, value in flags.items()}
     given |= {"rules": rule} if rule else {}
+    given |= {"codecs": codec} if codec else {}
     given |= {"seeds": list(range(seeds))} if seeds else {}
     compare(config, given, output, data_dir, workers, pictures, as_json)
 

@@ -12,6 +12,7 @@ from fairfleet.client.display import Display, follow
 from fairfleet.client.exporting import save_model
 from fairfleet.client.fleet_view import Observation, Served, View
 from fairfleet.client.operator_link import OperatorLink
+from fairfleet.common.access import Access
 from fairfleet.common.errors import FleetError
 from fairfleet.common.fairness import Fairness
 from fairfleet.lab.processes import Crew
@@ -61,7 +62,7 @@ def run_federation(federation: LocalFederation, display: Display) -> Result:
         address = crew.said("server", "serving on ", START_SECONDS)
         for name in federation.clients:
             crew.start(name, *_client(federation, name, address))
-        with OperatorLink(address) as link:
+        with OperatorLink(Access(address)) as link:
             view = follow(_checked(crew, link), display)
             for name in federation.clients:
                 crew.finish(name, END_SECONDS)

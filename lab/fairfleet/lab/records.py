@@ -36,6 +36,9 @@ class Point(BaseModel):
     worst_10: float | None = None  # runs that were recorded earlier lack it
     best_10: float | None = None
     factor: float | None = None  # of the steps that were taken, where they were verified or searched for
+    update_bytes: float | None = None  # of an update as it was sent, where its codec is lossy; see `coding.Coded`
+    gram_error: float | None = None
+    flipped: float | None = None
 
 
 class Run(BaseModel):
@@ -55,8 +58,11 @@ class Run(BaseModel):
     accuracy: tuple[float | None, ...] = ()  # of each client in the order of names, at the end
     losses: tuple[float | None, ...] = ()
     tested: tuple[int, ...] = ()  # on so many samples each
+    parameters: int = 0  # of the model; 0: recorded before they were counted
     dishonest: tuple[int, ...] = ()  # places of attackers among them
+    admission: dict[str, tuple[int, int]] = {}  # decisions (`loss winsorised`): of honest clients, of attackers
     points: tuple[Point, ...] = ()
+    epsilon: float | None = None  # of differential privacy, where noise was added
     made_by: str = ""
     unix_seconds: float = 0.0
 
@@ -73,7 +79,11 @@ class Run(BaseModel):
     @property
     def improved(self) -> float:
         """Mean over the training's evaluated rounds."""
-        known = [point.improved for point in self.points if point.improved is not None]
+        return self.over_points("improved")
+
+    def over_points(self, field: str) -> float:
+        """The mean of a field; NaN where no point has it."""
+        known = [value for point in self.points if (value := getattr(point, field)) is not None]
         return float(np.mean(known)) if known else math.nan
 
 

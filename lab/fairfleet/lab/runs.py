@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ import torch
 from fairfleet.common.errors import TaskFailed
 from fairfleet.common.fairness import Fairness
 from fairfleet.lab import checkpoints
+from fairfleet.lab.coding import Coded
 from fairfleet.lab.cohort import Served
 from fairfleet.lab.experiment import Experiment, federation
 from fairfleet.lab.federation import Engine, RoundTold
@@ -69,7 +71,7 @@ class Running:
         self.experiment, self.simulation, self.names, self.checkpoint = experiment, simulation, names, checkpoint
         everyone = simulation.data.names
         self.dishonest = [at for at, name in enumerate(everyone) if name in simulation.conduct.dishonest]
-        self.recorder = Recorder(np.setdiff1d(np.arange(len(everyone)), self.dishonest))
+        self.recorder = Recorder(np.setdiff1d(np.arange(len(everyone)), self.dishonest), simulation.conduct.dishonest)
         self.failure = ""
         self._before = Spent()
         text = checkpoints.restore(checkpoint, simulation) if checkpoint else None
@@ -106,8 +108,11 @@ class Running:
             accuracy=_shortened(served.accuracy) if served else (),
             losses=_shortened(served.loss) if served else (),
             tested=tuple(len(y) for y in simulation.data.test.y),
+            parameters=len(simulation.model.parameters),
             dishonest=tuple(self.dishonest),
+            admission=self.recorder.admission,
             points=tuple(self.recorder.points),
+            epsilon=simulation.epsilon(),
             made_by=f"fairfleet {version('fairfleet')}, torch {torch.__version__}",
             unix_seconds=round(time.time()),
         )
@@ -123,22 +128,28 @@ class Spent(NamedTuple):
 class Recorder:
     """Turns rounds, as they come, into points."""
 
-    def __init__(self, honest: np.ndarray) -> None:
+    def __init__(self, honest: np.ndarray, dishonest: AbstractSet[str] = frozenset()) -> None:
         self.points: list[Point] = []
         self.served: Served | None = None  # the last that was measured
         self.done = 0  # rounds
-        self._honest = honest
+        self.admission: dict[str, tuple[int, int]] = {}
+        self._honest, self._dishonest = honest, dishonest
         self._since: list[RoundTold] = []
 
     def go_on(self, before: Run) -> None:
         """As if the rounds of this run had been taken here."""
-        self.points, self.done = list(before.points), before.rounds
+        self.points, self.done, self.admission = list(before.points), before.rounds, dict(before.admission)
         accuracy, loss = (np.array(values, np.float64) for values in (before.accuracy, before.losses))
         self.served = Served(accuracy, loss)
 
     def take(self, told: RoundTold) -> None:
         self.done += 1
         self._since.append(told)
+        for one in told.findings:
+            name = f"{one.check} {one.decision}"
+            honest, others = self.admission.get(name, (0, 0))
+            lies = one.client in self._dishonest
+            self.admission[name] = (honest + (not lies), others + lies)
         if told.served is None:
             return
         self.served = told.served
@@ -158,6 +169,7 @@ class Recorder:
                 conflicts=_mean(map(_conflicts, self._since)),
                 layer_conflicts=_mean(map(_layer_conflicts, self._since)),
                 factor=_mean(one.factor for one in self._since),
+                **_coded([one.coded for one in self._since if one.coded]),
             )
         )
         self._since = []
@@ -174,6 +186,18 @@ def _shortened(values: np.ndarray) -> tuple[float | None, ...]:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
     return _short(float(np.mean(known))) if known else None
+
+
+def _coded(rounds: Sequence[Coded]) -> dict[str, float | None]:
+    """An error may be far below the digits of an accuracy."""
+    if not rounds:
+        return {}
+    errors = [one.gram_error for one in rounds if math.isfinite(one.gram_error)]
+    return {
+        "update_bytes": round(float(np.mean([one.update_bytes for one in rounds])), 1),
+        "gram_error": float(f"{np.mean(errors):.4g}") if errors else None,
+        "flipped": _mean(one.flipped for one in rounds),
+    }
 
 
 def _conflicts(told: RoundTold) -> float | None:

@@ -18,19 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from fairfleet.common.codecs import codec_named, roundtrip
-from fairfleet.common.errors import TaskFailed
+from fairfleet.common.errors import TaskFailed, UsageError
 from fairfleet.common.tensors import Model, Vector
 from fairfleet.lab.behaviour import Conduct
+from fairfleet.lab.coding import Coded, Coding
 from fairfleet.lab.cohort import FleetData, Measured, Served, Trainer, Wanted, Work
 from fairfleet.lab.federation import Federation, RoundTold, initial_model, plan_of, trainer_for
+from fairfleet.lab.private import Private
 from fairfleet.lab.shelves import shelf_for
 from fairfleet.lab.verified import take_verified, wanted_trials
+from fairfleet.server.admission import Finding, Gate, Watched
 from fairfleet.server.aggregation import Aggregation, ServerState, Taken
 from fairfleet.server.blocks import Row
 from fairfleet.server.committing import layer_sizes, merge_state, uses_history
-from fairfleet.server.diagnostics import Diagnostics
 from fairfleet.server.history import History
+from fairfleet.server.privacy import model_refusal
 from fairfleet.server.rules import Report
 from fairfleet.server.rules.base import PastRow
 from fairfleet.server.selection import POLICIES, Candidate
@@ -56,15 +58,16 @@ class Simulation:
         self.model = copied(federation.initial or initial_model(federation.model, federation.seed))
         self.data = self._as_taught(data)
         self.plan = plan_of(federation.plan, federation.recipe)
+        self._private = self._privacy()
         self._layers = layer_sizes(self.model.signature)
         self._number = {name: number for number, name in enumerate(data.names)}
         self.done = 0  # rounds
         self.state = ServerState()
         self.first_losses: dict[str, float] = {}
         self.participations: dict[str, int] = {}
-        self._lossy = codec_named(federation.codec).lossy
-        self.residuals: dict[str, Vector] = {}  # by client: what its updates have lost to the codec
+        self.coding = Coding(federation.codec, federation.error_feedback)
         self.last_reports: dict[str, tuple[int, float]] = {}  # by client: the round, and the loss it told
+        self.watched = Watched()
         self.average = Average()
         self.history: History | None = None
         self.past: list[tuple[PastRow, Row]] = []  # what the history begins with
@@ -85,17 +88,19 @@ class Simulation:
 
     def _round(self, number: int, trainer: Trainer, rows: Vector) -> RoundTold:
         here = sorted(client for client in self._asked(number) if self.conduct.delivers(client, number))
-        measured, diagnostics, factor = list[Measured](), None, None
+        measured, coded, diagnostics, factor = list[Measured](), None, None, None
+        findings = tuple[Finding, ...]()
         if here:
-            measured = self._train(trainer, number, here, rows)
-            diagnostics, factor = self._aggregate(trainer, number, here, measured, rows)
+            measured, coded = self._train(trainer, number, here, rows)
+            taken, factor = self._aggregate(trainer, number, here, measured, rows)
+            diagnostics, findings = taken.diagnostics, taken.findings
         if self.federation.judged == "average":
             self.average.add(self.model.parameters)
         loss = float(np.mean([one.loss for one in measured])) if measured else math.nan
         if not self._is_evaluated(number):
-            return RoundTold(number, tuple(here), loss, diagnostics, factor=factor)
+            return RoundTold(number, tuple(here), loss, diagnostics, factor=factor, findings=findings, coded=coded)
         served, improved = self._evaluate(trainer, here, measured)
-        return RoundTold(number, tuple(here), loss, diagnostics, served, improved, factor)
+        return RoundTold(number, tuple(here), loss, diagnostics, served, improved, factor, findings, coded)
 
     def _asked(self, number: int) -> frozenset[str]:
         """Drawn as the server draws at its first attempt."""
@@ -107,42 +112,57 @@ class Simulation:
         last, loss = self.last_reports.get(client, (None, None))
         return Candidate(client, self.data.train.count(self._number[client]), last, loss)
 
-    def _train(self, trainer: Trainer, number: int, here: Sequence[str], rows: Vector) -> list[Measured]:
+    def _train(
+        self, trainer: Trainer, number: int, here: Sequence[str], rows: Vector
+    ) -> tuple[list[Measured], Coded | None]:
+        """Fills the rows with what the server receives: changed by attackers, and by the codec."""
         began = time.perf_counter()
         plan = self.plan
         if self.federation.learning_rate_decay != 1.0:
             rate = plan.learning_rate * self.federation.learning_rate_decay**number
             plan = plan.model_copy(update={"learning_rate": rate})
         work = [Work(self._number[client], self.conduct.plan(plan, client, number)) for client in here]
-        measured = trainer.train(self.model, work, self._wanted, rows[: len(here)])
+        updates = rows[: len(here)]
+        measured = trainer.train(self.model, work, self._wanted, updates)
         self._check(number, here, measured)
-        for row, client, one in zip(rows, here, work, strict=False):
-            self._send(client, row, self.conduct.factor(client, number), one.plan.seed)
+        for row, client, one in zip(updates, here, work, strict=True):
+            if self._private:
+                self._private.send(row, self.model.parameters, one.client, number)
+            if (factor := self.conduct.factor(client, number)) != 1.0:
+                np.multiply(row, np.float32(factor), out=row)
+        coded = self.coding.send(here, updates, [one.plan.seed for one in work])
         self.seconds.training += time.perf_counter() - began
-        return measured
+        return measured, coded
 
     def _aggregate(
         self, trainer: Trainer, number: int, here: Sequence[str], measured: Sequence[Measured], rows: Vector
-    ) -> tuple[Diagnostics, float | None]:
+    ) -> tuple[Taken, float | None]:
         """As the server's committer does it; also which part of the step was taken, if it was tried before."""
         began = time.perf_counter()
         updates, recipe = dict(zip(here, rows, strict=False)), self.federation.recipe
-        aggregation = Aggregation(recipe, self._layers, round=number, history=self.history, expected=here)
+        disguised = self._private.disguised(number) if self._private else None
+        if disguised:
+            disguised.clip(updates.values())
+        gate = Gate(self.federation.admission, self.watched)
+        aggregation = Aggregation(recipe, self._layers, round=number, history=self.history, expected=here, gate=gate)
         aggregation.extend(updates)
         rate = self.plan.learning_rate * self.federation.learning_rate_decay**number
         reports = {client: self._report(client, number, one, rate) for client, one in zip(here, measured, strict=True)}
-        taken = aggregation.step(reports, self.state, out=self._spare.parameters)
+        disguise = disguised.disguise if disguised else None
+        taken = aggregation.step(reports, self.state, out=self._spare.parameters, disguise=disguise)
         if states := trainer.states():
-            samples = [self.data.train.count(self._number[client]) for client in here]
-            merge_state(self._spare, samples, states)
-        losses = {client: one.loss for client, one in zip(here, measured, strict=True)}
+            of_clients = dict(zip(here, states, strict=True))
+            samples = [report.samples for report in taken.reports.values()]
+            merge_state(self._spare, samples, [of_clients[client] for client in taken.reports])
+        losses = {client: one.loss for client, one in zip(here, measured, strict=True) if client in taken.reports}
         factor = self._take(taken, trainer, losses)
-        aggregation.remember(updates, reports)
+        aggregation.remember({client: updates[client] for client in taken.reports}, reports)
+        self.watched.committed({client: report.loss for client, report in reports.items()})
         self.last_reports.update({client: (number, report.loss) for client, report in reports.items()})
         self.state = self.state if factor == 0.0 else taken.state
         self.model, self._spare = self._spare, self.model
         self.seconds.aggregation += time.perf_counter() - began
-        return taken.diagnostics, factor
+        return taken, factor
 
     def _take(self, taken: Taken, trainer: Trainer, losses: Losses) -> float | None:
         """Makes the spare model, which holds the step, the next one; which part of it, if that was tried."""
@@ -155,6 +175,9 @@ class Simulation:
 
     def _report(self, client: str, number: int, measured: Measured, rate: float) -> Report:
         samples = self.data.train.count(self._number[client])
+        if self._private:
+            measured = self._private.report(measured, self._number[client], number)
+            samples = 1 if self._private.hides_samples else samples
         heard = measured.loss_after if self._wanted.loss_after and measured.loss_after is not None else measured.loss
         loss = self.conduct.reported(heard * samples if self.federation.loss_total else heard, client, number)
         first = self.first_losses.setdefault(client, loss)
@@ -169,19 +192,6 @@ class Simulation:
             gradient_norm=measured.gradient_norm,
             local_lr=rate,
         )
-
-    def _send(self, client: str, row: Vector, factor: float, seed: int) -> None:
-        """Makes of the row what the server receives: changed by an attacker, coded with error feedback."""
-        if factor != 1.0:
-            np.multiply(row, np.float32(factor), out=row)
-        if not self._lossy:
-            return
-        if client in self.residuals:
-            row += self.residuals[client]
-        decoded = roundtrip(self.federation.codec, row, seed).decoded
-        if self.federation.error_feedback:
-            self.residuals[client] = row - decoded
-        row[:] = decoded
 
     def _check(self, number: int, here: Sequence[str], measured: Sequence[Measured]) -> None:
         for client, one in zip(here, measured, strict=True):
@@ -207,11 +217,33 @@ class Simulation:
         self.seconds.evaluation += time.perf_counter() - began
         return served, float(np.mean(falls)) if falls else None
 
+    def epsilon(self) -> float | None:
+        """Of differential privacy, spent so far; None where there is none."""
+        if self._private is None:
+            return None
+        lots = [self._lot(number) for number in range(self.done)]
+        every = self.federation.evaluate_every
+        return self._private.epsilon(self.participations, lots, self.done // every if every else 0)
+
+    def _lot(self, number: int) -> tuple[int, int]:
+        """How many were drawn in a round, among how many."""
+        present = len(self.conduct.present(number))
+        return min(self.federation.clients_per_round or present, present), present
+
     def judged_model(self) -> Model:
         """The newest, or the mean of all so far."""
         return self.average.of(self.model) if self.federation.judged == "average" else self.model
 
     # ---- parts ---------------------------------------------------------------------------------
+
+    def _privacy(self) -> Private | None:
+        wanted = self.federation.privacy
+        if wanted is None:
+            return None
+        if why := model_refusal(self.model.signature):
+            raise UsageError(f"privacy cannot be had here: {why}")
+        cohort = wanted.cohort or self.federation.clients_per_round or len(self.data.names)
+        return Private(wanted, self.federation.recipe, cohort, self.federation.seed)
 
     def _as_taught(self, data: FleetData) -> FleetData:
         labels = [y.numpy() for y in data.train.y]

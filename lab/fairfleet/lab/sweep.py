@@ -1,9 +1,10 @@
-"""Rules x settings x seeds over one base experiment, as YAML or flags say it; run one by one, resumed by its ledger."""
+"""Rules x settings x codecs x seeds over one base experiment, as YAML or flags say it; resumed by its ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ class Sweep(BaseModel):
     rules: tuple[Variant, ...] = Field(default=(), validate_default=True)
     seeds: tuple[NonNegativeInt, ...] = (0, 1, 2)
     settings: tuple[Variant, ...] = (Variant(),)
+    codecs: tuple[str, ...] = Field(default=(), description="each a part of every setting; none: the experiment's own")
 
     @field_validator("rules", mode="before")
     @classmethod
@@ -55,16 +57,16 @@ class Sweep(BaseModel):
     def _all_experiments_are_right(self) -> Sweep:
         labels = [(one.label, one.setting, one.experiment.seed) for one in self.planned()]
         if len(set(labels)) != len(labels):
-            raise ValueError("two rules, two settings or two seeds of the sweep have the same name")
+            raise ValueError("two rules, two settings, two codecs or two seeds of the sweep have the same name")
         return self
 
     def planned(self) -> Iterator[Planned]:
-        """All of setting 1, rule by rule and seed by seed, then the next setting."""
-        for setting in self.settings:
-            for seed in self.seeds:
-                for rule in self.rules:
-                    values = merged(self.base, setting.changes, rule.changes, {"seed": seed})
-                    yield Planned(rule.label, setting.label, Experiment.model_validate(values))
+        """All of setting 1, rule by rule and seed by seed, then the next setting; a seed's codecs one after another."""
+        codecs = [{"codec": codec} for codec in self.codecs] or [{}]
+        for setting, seed, codec, rule in product(self.settings, self.seeds, codecs, self.rules):
+            values = merged(self.base, setting.changes, rule.changes, codec, {"seed": seed})
+            words = ", ".join(part for part in (setting.label, *codec.values()) if part)
+            yield Planned(rule.label, words, Experiment.model_validate(values))
 
 
 def _labelled(one: Any) -> Any:

@@ -39,6 +39,9 @@ MEASURES = (
 )
 
 
+SPENT = Measure("epsilon", "ε", lambda run, f: math.nan if run.epsilon is None else run.epsilon, better=-1)
+
+
 class Spread(NamedTuple):
     """Over seeds."""
 
@@ -74,16 +77,17 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     for run in runs:
         if run.complete:
             grouped.setdefault((run.setting, run.label), []).append(run)
-    return [_row(setting, label, found) for (setting, label), found in grouped.items()]
+    measures = (*MEASURES, SPENT) if any(run.epsilon is not None for run in runs) else MEASURES
+    return [_row(setting, label, found, measures) for (setting, label), found in grouped.items()]
 
 
-def _row(setting: str, label: str, runs: Sequence[Run]) -> Row:
+def _row(setting: str, label: str, runs: Sequence[Run], measures: Sequence[Measure]) -> Row:
     good = [(run, run.fairness) for run in runs if not run.failure and run.honest]
     return Row(
         setting,
         label,
         tuple(run.experiment.seed for run, _ in good),
-        {measure.name: spread([measure.of(run, fairness) for run, fairness in good]) for measure in MEASURES},
+        {measure.name: spread([measure.of(run, fairness) for run, fairness in good]) for measure in measures},
         float(np.mean([run.seconds for run in runs])),
         tuple(run.failure for run in runs if run.failure),
     )
@@ -104,7 +108,7 @@ def _fitting(found: Sequence[Row], width: int) -> Iterator[list[Measure]]:
     """The measures in groups whose columns fit beside the rules' names."""
     room = width - max(len(row.label) for row in found) - len("  seeds  ")
     group, used = list[Measure](), 0
-    for measure in MEASURES:
+    for measure in (*MEASURES, *([SPENT] if any(SPENT.name in row.measures for row in found) else [])):
         words = [row.measures[measure.name].words(measure.digits, len(row.seeds)) for row in found]
         takes = max(map(len, [measure.heading, *words])) + 2
         if group and used + takes > room:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from fairfleet.common.fairness import improved_share
 from fairfleet.server import descent_records as records
-from fairfleet.server.descent_records import Reported, Write
+from fairfleet.server.client_records import past_candidates
+from fairfleet.server.descent_records import Reported
+from fairfleet.server.facts import Write
 from fairfleet.server.store import Store, StoredUpdate
 
 
@@ -34,7 +36,7 @@ class Told:
 
 class Aftermath:
     def __init__(self, store: Store, round_number: int) -> None:
-        past = store.past_candidates(before=round_number).items()
+        past = past_candidates(store, before=round_number).items()
         self._newest = {client: Reported(one.loss or 0.0, one.last_round or 0) for client, one in past}
         self._away = records.still_away(store)
 

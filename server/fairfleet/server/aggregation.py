@@ -5,19 +5,22 @@ This is what the server calls, and what anyone with plain arrays can call withou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fairfleet.server.blocks import Row
+from fairfleet.server.admission import Claims, Finding, Gate, Judgement, judge, judge_stand_ins
+from fairfleet.server.blocks import ColumnRule, Row
 from fairfleet.server.diagnostics import Diagnostics, diagnose
 from fairfleet.server.gram import GramEngine, Kernel
 from fairfleet.server.gram_many import kernel_for
 from fairfleet.server.history import History
 from fairfleet.server.optimizers import OptimizerState
-from fairfleet.server.rules.base import Cohort, Report, RuleError, State, Step, Trials
+from fairfleet.server.rules.base import Cohort, PastRow, Report, RuleError, State, Step, Trials, Vector
 from fairfleet.server.rules.registry import Recipe
+
+Disguise = Callable[[Row, int], None]  # adds noise to the mean of so many updates, in place
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,31 @@ class ServerState:
 
 
 @dataclass(frozen=True)
+class Admitted:
+    """The cohort as its rule sees it, and what was out of the ordinary in the round."""
+
+    cohort: Cohort
+    factors: Vector  # of the rows, clients' and history's: a row that is clipped is not copied, only counted for less
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def reports(self) -> dict[str, Report]:
+        """Of the clients whose updates count."""
+        return dict(zip(self.cohort.clients, self.cohort.reports, strict=True))
+
+
+@dataclass(frozen=True)
 class Direction:
     """What the rule chose, before any optimizer."""
 
     vector: Row
-    cohort: Cohort
+    admitted: Admitted
     choice: Step
     diagnostics: Diagnostics
+
+    @property
+    def cohort(self) -> Cohort:
+        return self.admitted.cohort
 
 
 @dataclass(frozen=True)
@@ -45,6 +66,8 @@ class Taken:
     diagnostics: Diagnostics
     trials: Trials | None = None  # that the rule wants before the step is taken
     rate: float = 1.0  # length of the step over that of the direction, where there are trials
+    reports: Mapping[str, Report] = field(default_factory=dict)  # of the clients that count, as the rule saw them
+    findings: tuple[Finding, ...] = ()  # of admission
 
 
 @dataclass(frozen=True)
@@ -67,8 +90,10 @@ class Aggregation:
         history: History | None = None,
         expected: Sequence[str] = (),
         kernel: Kernel | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.recipe, self.round, self.history = recipe, round, history
+        self.gate = gate or Gate()
         self._clients: list[str] = []
         self.engine = GramEngine(layers, kernel)
         if history and expected:
@@ -91,30 +116,41 @@ class Aggregation:
     def direction(self, reports: Mapping[str, Report], state: State | None = None, out: Row | None = None) -> Direction:
         """Rule and combination, over the clients in the order of their ids."""
         rule = self.recipe.rule
-        cohort = self._cohort(reports)
+        admitted = self._admitted(reports)
+        cohort, factors = admitted.cohort, admitted.factors
         choice = rule.step(cohort, rule.initial() if state is None else state)
-        order = self._order(cohort)
+        order, used = self._order(cohort), choice.coefficients.shape[-1]
         if choice.columns:
-            vector = self.engine.columns(order[: len(cohort)], choice.columns, out)
+            reduce = of_scaled(choice.columns, factors[: len(cohort)])
+            vector = self.engine.columns(order[: len(cohort)], reduce, out)
         else:
-            vector = self.engine.combine(order[: choice.coefficients.shape[-1]], choice.coefficients, out)
-        return Direction(vector, cohort, choice, diagnose(self.recipe.name, cohort, choice))
+            vector = self.engine.combine(order[:used], choice.coefficients * factors[:used], out)
+        return Direction(vector, admitted, choice, diagnose(self.recipe.name, cohort, choice))
 
     def finish(self, model: Row, reports: Mapping[str, Report], state: ServerState | None = None) -> Outcome:
         """The new model, the state for the next round, and what the step means for each client."""
         taken = self.step(reports, state)
         return Outcome(model - taken.vector, taken.vector, taken.state, taken.diagnostics)
 
-    def step(self, reports: Mapping[str, Report], state: ServerState | None = None, out: Row | None = None) -> Taken:
-        """What to subtract from the model, in `out` if given."""
+    def step(
+        self,
+        reports: Mapping[str, Report],
+        state: ServerState | None = None,
+        out: Row | None = None,
+        disguise: Disguise | None = None,
+    ) -> Taken:
+        """What to subtract from the model, in `out` if given. The optimizer sees only what is disguised."""
         state = state or ServerState()
         direction = self.direction(reports, state.rule, out)
         optimizer, vector = self.recipe.optimizer, direction.vector
+        if disguise is not None:
+            disguise(vector, len(direction.cohort))
         before = state.optimizer or optimizer.initial(vector.size, vector.dtype)
         after = optimizer.step(vector, before, round=self.round, certainty=direction.choice.certainty)
         trials, told = direction.choice.trials, direction.diagnostics
         rate = float(np.linalg.norm(vector)) / told.direction_norm if trials and told.direction_norm else 1.0
-        return Taken(vector, ServerState(direction.choice.state, after), told, trials, rate)
+        state, admitted = ServerState(direction.choice.state, after), direction.admitted
+        return Taken(vector, state, told, trials, rate, admitted.reports, admitted.findings)
 
     def remember(self, rows: Mapping[str, Row], reports: Mapping[str, Report] | None = None) -> list[str]:
         """Puts the round's rows into the history, with the inner products that are known already; says whose."""
@@ -137,27 +173,77 @@ class Aggregation:
             return []
         return self.history.within(self.round, self.recipe.rule.window(len(self.history), clients))
 
-    def _cohort(self, reports: Mapping[str, Report]) -> Cohort:
+    def _admitted(self, reports: Mapping[str, Report]) -> Admitted:
         clients = sorted(self._clients)
         if not clients:
             raise RuleError(f"round {self.round} has no update; add at least one before asking for a direction")
         if missing := [client for client in clients if client not in reports]:
             raise RuleError(f"no report from {', '.join(missing[:5])}; every update needs one")
-        past = [client for client in self._past(len(clients)) if client not in set(clients)]
-        if self.history:
-            late = {("past", client): self.history.row(client) for client in past}
-            self.engine.extend({row_id: row for row_id, row in late.items() if row_id not in self.engine})
-        return Cohort(
-            gram=self.engine.gram([("now", one) for one in clients] + [("past", one) for one in past]),
-            clients=clients,
-            reports=[reports[client] for client in clients],
+        claims = self._claims(clients, [reports[client] for client in clients])
+        found = judge(claims, self.gate)
+        taken = np.flatnonzero(~found.rejected)
+        here = [clients[at] for at in taken.tolist()]
+        rows, held = self._standing_in([client for client in self._past(len(here)) if client not in set(here)], claims)
+        cohort = Cohort(
+            gram=self.engine.gram([("now", one) for one in here] + [("past", row.client) for row in rows]),
+            clients=here,
+            reports=[admitted_report(reports[clients[at]], found, at) for at in taken.tolist()],
             round=self.round,
-            history=[self.history.rows()[client] for client in past] if self.history else (),
+            history=rows,
             known=len(self.history) if self.history else 0,
         )
+        factors = np.concatenate([found.factors[taken], held.factors[~held.rejected]])
+        cohort = replace(cohort, gram=cohort.gram.scaled(factors))
+        return Admitted(cohort, factors, found.findings + held.findings)
+
+    def _claims(self, clients: Sequence[str], reports: Sequence[Report]) -> Claims:
+        return Claims(
+            clients,
+            self.engine.norms([("now", client) for client in clients]),
+            np.array([report.loss for report in reports], np.float64),
+            np.array([report.samples for report in reports], np.float64),
+            [self.gate.watched.recent(client) for client in clients],
+        )
+
+    def _standing_in(self, clients: Sequence[str], present: Claims) -> tuple[list[PastRow], Judgement]:
+        """The history's rows of these clients that may be used, with what they report admitted; and all as judged.
+
+        They are held to the limits of this round: a row may have come too late for its own, or before there were any.
+        """
+        rows, norms = list[PastRow](), np.zeros(0)
+        if self.history:
+            late = {("past", client): self.history.row(client) for client in clients}
+            self.engine.extend({row_id: row for row_id, row in late.items() if row_id not in self.engine})
+            rows = [self.history.rows()[client] for client in clients]
+            norms = self.engine.norms([("past", client) for client in clients])
+        losses = np.array([-np.inf if row.loss is None else row.loss for row in rows])
+        samples = np.array([row.samples or 0.0 for row in rows])
+        found = judge_stand_ins(Claims(clients, norms, losses, samples), present, self.gate)
+        used = [admitted_row(row, found, at) for at, row in enumerate(rows) if not found.rejected[at]]
+        return used, found
 
     def _order(self, cohort: Cohort) -> list[tuple[str, str]]:
         return [("now", client) for client in cohort.clients] + [("past", past.client) for past in cohort.history]
+
+
+def admitted_report(report: Report, found: Judgement, at: int) -> Report:
+    loss, samples = float(found.losses[at]), float(found.samples[at])
+    if loss == report.loss and samples == report.samples:
+        return report
+    return replace(report, loss=loss, samples=samples)
+
+
+def admitted_row(row: PastRow, found: Judgement, at: int) -> PastRow:
+    loss = None if row.loss is None else float(found.losses[at])
+    samples = None if row.samples is None else float(found.samples[at])
+    return replace(row, loss=loss, samples=samples)
+
+
+def of_scaled(reduce: ColumnRule, factors: Vector) -> ColumnRule:
+    """The same function of rows that are multiplied by factors, block by block as it reads them."""
+    if (factors == 1.0).all():
+        return reduce
+    return lambda columns: reduce(columns * factors[:, None].astype(columns.dtype))
 
 
 def aggregate(
@@ -170,6 +256,7 @@ def aggregate(
     layers: Sequence[int] | None = None,
     round: int = 0,
     history: History | None = None,
+    gate: Gate | None = None,
 ) -> Outcome:
     """One step on plain arrays, without any server. rows are theta_received - theta_trained, one per client.
 
@@ -183,7 +270,8 @@ def aggregate(
     []
     """
     clients, kernel = sorted(rows), kernel_for(len(rows))
-    whole = Aggregation(recipe, layers or [model.size], round=round, history=history, expected=clients, kernel=kernel)
+    sizes = layers or [model.size]
+    whole = Aggregation(recipe, sizes, round=round, history=history, expected=clients, kernel=kernel, gate=gate)
     whole.extend(dict(sorted(rows.items())))
     return whole.finish(model, reports, state)
 

@@ -45,6 +45,8 @@ class Broadcast:
                 if event is None:
                     return
                 yield event
-            raise LimitReached(f"this watcher fell {BACKLOG} events behind and was cut off; watch again")
+            raise LimitReached(
+                f"this watcher fell {BACKLOG} events behind and was cut off; watch again", reason="watchers"
+            )
         finally:
             self._watchers.discard(queue)

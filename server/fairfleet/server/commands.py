@@ -23,6 +23,11 @@ def server(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file with settings.")] = None,
     listen: Annotated[str | None, typer.Option(help="host:port to listen on; port 0 takes a free one.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Where the federation lives.")] = None,
+    pki: Annotated[Path | None, typer.Option(help="Folder of `fairfleet pki init`: serve with TLS.")] = None,
+    enrolment: Annotated[str | None, typer.Option(help="host:port for devices with a token; needs the CA key.")] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Listen beyond this machine in the clear.")
+    ] = None,
     model: Annotated[Path | None, typer.Option(help="Initial model, from `fairfleet init`.")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many rounds to train.")] = None,
     minimum_clients: Annotated[int | None, typer.Option(help="A round begins when so many are connected.")] = None,
@@ -57,12 +62,17 @@ def server(
 
       fairfleet server -c federation.yaml --set plan.learning_rate=0.05
 
+      fairfleet server --model model.safetensors --pki fairfleet-pki --listen 0.0.0.0:8440
+
       fairfleet server --check --state-dir backup/fairfleet-state
     """
     logs.set_up(verbose, log_format, "fairfleet-server")
     flags: dict[str, Any] = {
         "listen": listen,
         "state_dir": state_dir,
+        "pki": pki,
+        "enrolment": enrolment,
+        "insecure": insecure,
         "model": model,
         "rounds": rounds,
         "round.minimum_clients": minimum_clients,

@@ -19,13 +19,16 @@ import numpy as np
 
 from fairfleet.common.errors import Bug, FleetError, StateDirError
 from fairfleet.common.tensors import Model, Section, Signature, Vector, add_change
+from fairfleet.server.admission import OFF, RECENT, Admission, Gate, Watched
 from fairfleet.server.aggregation import Aggregation, ServerState, Taken
+from fairfleet.server.client_records import first_losses, losses_at_start, recent_losses, update_counts
 from fairfleet.server.conflict_map import ConflictMap
-from fairfleet.server.downlink import Change, Downlink
+from fairfleet.server.downlink import DOWNLINK, Change, Downlink
 from fairfleet.server.durable_history import Past
 from fairfleet.server.optimizers import OptimizerState
+from fairfleet.server.privacy import Disguised
 from fairfleet.server.publication import Publication
-from fairfleet.server.round_records import Updates, record_of
+from fairfleet.server.round_records import Updates, admission_record, record_of
 from fairfleet.server.rules import Recipe, Report
 from fairfleet.server.rules.base import PastRow, Trials
 from fairfleet.server.sealed import load_vectors
@@ -35,7 +38,6 @@ from fairfleet.server.verification import Terms
 
 DEFAULT_HISTORY = HistorySettings()
 NO_CHANGE = Change(None, None)
-DOWNLINK = "downlink"  # among the vectors that are kept with a model
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,11 @@ class Committer:
         state: ServerState,
         keeping: HistorySettings,
         downlink: Downlink,
+        admission: Admission = OFF,
+        privacy: Disguised | None = None,
     ) -> None:
         self.downlink = downlink
+        self._privacy = privacy
         self.model = model
         self.publication = publication
         self._store = store
@@ -104,8 +109,10 @@ class Committer:
         self._state = state
         self._layers = layer_sizes(model.signature)
         self._past = Past(store, self._layers, keeping) if uses_history(recipe) else None
-        self._first_losses = store.first_losses()
-        before = store.update_counts(publication.version)
+        self._first_losses = first_losses(store)
+        version, self._admission = publication.version, admission
+        self._watched = Watched(losses_at_start(store, version), recent_losses(store, version, RECENT))
+        before = update_counts(store, version)
         self._participations = {client: count for client, (count, _) in before.items()}
         self.conflict_map: ConflictMap | None = None  # of the newest round
         self._spare = Model.empty(model.signature)  # the next model is made in it; the two take turns
@@ -122,21 +129,25 @@ class Committer:
         keeping: HistorySettings = DEFAULT_HISTORY,
         codec: str = "raw32",
         changes: int = 4,
+        model_codec: str = "raw32",
+        admission: Admission = OFF,
+        privacy: Disguised | None = None,
     ) -> Committer:
-        """`codec` is that of the downlink, `changes` of how many versions are kept for it."""
+        """`codec` is that of changes, of which so many are kept; `model_codec` is that of whole models."""
         stored = store.model(version)
         if stored is None:
             raise StateDirError(f"{store.folder} has no model of version {version}; restore it from a backup")
         model = read_model(store.folder / stored.file)
-        publication = Publication.of(version, model)
+        vectors = load_vectors(store.folder / stored.vectors_file) if stored.vectors_file else {}
+        downlink = Downlink(codec, changes, vectors.pop(DOWNLINK, None), model_codec)
+        publication = Publication.of(version, model, downlink.steady)
         if publication.digest != stored.digest:
             raise StateDirError(
                 f"{store.folder / stored.file} is damaged: its digest is {publication.digest.hex()[:16]}…, the "
                 f"database says {stored.digest.hex()[:16]}…. Restore the state directory from a backup."
             )
-        vectors = load_vectors(store.folder / stored.vectors_file) if stored.vectors_file else {}
-        downlink = Downlink(codec, changes, vectors.pop(DOWNLINK, None))
-        return cls(store, recipe, model, publication, load_state(stored, recipe, vectors), keeping, downlink)
+        state = load_state(stored, recipe, vectors)
+        return cls(store, recipe, model, publication, state, keeping, downlink, admission, privacy)
 
     def past_rows(self) -> list[PastRow]:
         return list(self._past.history.rows().values()) if self._past else []
@@ -181,9 +192,13 @@ class Committer:
                 round=version,
                 history=self._past.history if self._past else None,
                 expected=expected,
+                gate=Gate(self._admission, self._watched),
             )
         while self._arrived:
-            self._aggregation.extend(dict(self._arrived.popleft() for _ in range(len(self._arrived))))
+            rows = dict(self._arrived.popleft() for _ in range(len(self._arrived)))
+            if self._privacy:
+                self._privacy.clip(rows.values())
+            self._aggregation.extend(rows)
 
     def aggregate(self, updates: Updates, workers: Executor, terms: Terms | None = None) -> Committed | Proposal:
         """The next model; or, under terms or by the rule's own wish, first a step to be tried: see `take`."""
@@ -197,9 +212,10 @@ class Committer:
                 f"but rows of {sorted(aggregation.clients)}"
             )
         reports = {client: self._report(update) for client, (update, _) in updates.items()}
-        taken = aggregation.step(reports, self._state, out=self._spare.parameters)
-        samples = [update.report.samples for update, _ in updates.values()]
-        merge_state(self._spare, samples, [row for _, row in updates.values()])
+        disguise = self._privacy.disguise if self._privacy else None
+        taken = aggregation.step(reports, self._state, out=self._spare.parameters, disguise=disguise)
+        samples = [report.samples for report in taken.reports.values()]
+        merge_state(self._spare, samples, [updates[client][1] for client in taken.reports])
         made = Made(aggregation, reports, taken, began)
         trials = taken.trials or (Trials(terms.halvings) if terms else None)
         if trials is not None and taken.vector.any():
@@ -225,26 +241,30 @@ class Committer:
             made = replace(made, taken=replace(made.taken, state=self._state))
         else:
             add_change(self.model, model, halvings, out=model)
-        change = self.downlink.shorten(proposal.change, halvings)
+        taken_away = self.downlink.rounded(model) if halvings is not None else None
+        change = self.downlink.shorten(proposal.change, halvings, taken_away)
         return self._stored(made, updates, change, proposal.seconds + time.perf_counter() - began, workers)
 
     def _stored(self, made: Made, updates: Updates, change: Change, seconds: float, workers: Executor) -> Committed:
         """Puts the model in the spare memory on the disk, and what goes with it."""
         began = time.perf_counter()
         version, model, taken = self.publication.version + 1, self._spare, made.taken
-        publishing = workers.submit(Publication.of, version, model)
+        publishing = workers.submit(Publication.of, version, model, self.downlink.steady)
         file = self._store.write_model(version, model)
         numbers, vectors = dump_state(taken.state)
         if change.residual is not None:
             vectors = {**vectors, DOWNLINK: change.residual}
         vectors_file = self._store.write_vectors(version, vectors)
         # Before the commit, because the rows' memory is free after it, and the commit names their files.
-        rows = {client: row.parameters for client, (_, row) in updates.items()}
+        counted = {client: updates[client] for client in taken.reports}
+        rows = {client: row.parameters for client, (_, row) in counted.items()}
         kept = made.aggregation.remember(rows, made.reports)
         evicted = self._past.make_room(version) if self._past else []
         publication = publishing.result()
         record = {
-            **record_of(version - 1, publication.digest, updates, taken.diagnostics),
+            **record_of(version - 1, publication.digest, counted, taken.diagnostics),
+            **admission_record(taken.findings),
+            "bytes_received": sum(update.size_bytes for update, _ in updates.values()),
             "aggregation_seconds": seconds,
             "commit_seconds": time.perf_counter() - began,
             "history_evicted": len(evicted),
@@ -271,6 +291,7 @@ class Committer:
         for client, (update, _) in updates.items():
             self._first_losses.setdefault(client, update.report.loss_before)
             self._participations[client] = self._participations.get(client, 0) + 1
+        self._watched.committed({client: update.report.loss_before for client, (update, _) in updates.items()})
         self._spare, self.model, self.publication = self.model, committed.model, committed.publication
         self._state, self._aggregation, self._expected = committed.state, None, frozenset()
         self.downlink.adopt(committed.change)
@@ -309,7 +330,7 @@ def uses_history(recipe: Recipe) -> bool:
     return recipe.rule.window(known=1_000_000, clients=1) > 0
 
 
-def merge_state(model: Model, samples: Sequence[int], rows: Sequence[Model]) -> None:
+def merge_state(model: Model, samples: Sequence[float], rows: Sequence[Model]) -> None:
     """What is not trained: float buffers are averaged by samples, counters take the largest."""
     shares = np.array(samples, np.float64)
     weights = shares / shares.sum() if shares.any() else np.full(len(shares), 1 / len(shares))

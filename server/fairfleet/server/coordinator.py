@@ -12,12 +12,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from fairfleet.common.errors import Revoked, short
+from fairfleet.common.identity import Identity, Role
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
+from fairfleet.server.callers import Call, OpenCalls, check_speaks_for
+from fairfleet.server.client_records import known_clients
 from fairfleet.server.committing import Proposal
 from fairfleet.server.conflict_map import ConflictMap
 from fairfleet.server.downlink import Downlink
+from fairfleet.server.gate import Gate
 from fairfleet.server.publication import Publication
 from fairfleet.server.reception import Reception
 from fairfleet.server.roster import POLL_SECONDS, Assignment, round_trained
@@ -26,6 +30,7 @@ from fairfleet.server.rounds import Phase, Round
 from fairfleet.server.rules.base import PastRow
 from fairfleet.server.sessions import Member, Session, Sessions
 from fairfleet.server.settings import ServerSettings
+from fairfleet.server.spending import Spending
 from fairfleet.server.store import Store
 from fairfleet.server.traffic import Traffic
 
@@ -42,11 +47,14 @@ class Coordinator:
         self.recipe = settings.recipe()
         self.plan = settings.plan_of(self.recipe)
         self.sessions = Sessions(settings.lease_seconds, settings.limits.clients, store.next_boot())
+        self.gate = Gate(settings.limits)
         self._store = store
         self._loop = RoundLoop(store, settings, self.recipe, self.sessions)
         self.uploads = Reception(self._loop)
         self.broadcast, self.failed, self.all_told = self._loop.broadcast, self._loop.tasks.failed, self._loop.all_told
         self._roster, self._intake = self._loop.roster, self._loop.intake
+        self.in_database = self._loop.threads.in_database
+        self.calls = OpenCalls()
         self._started = self._now()
         self._alone_since = self._said_so = self._started  # since when there are too few clients, and when it was said
 
@@ -54,6 +62,7 @@ class Coordinator:
 
     async def start(self) -> None:
         """Takes up the federation where the state directory left it."""
+        self.gate.known.recall(await self._loop.threads.in_database(known_clients, self._store))
         updates, actions = await self._loop.open()
         await self.uploads.restore(updates)
         self._loop.go_on(actions)
@@ -113,6 +122,11 @@ class Coordinator:
         return self._loop.newest_record
 
     @property
+    def spending(self) -> Spending | None:
+        """Of the privacy budget; None where there is none."""
+        return self._loop.spending
+
+    @property
     def uptime_seconds(self) -> float:
         return self._now() - self._started
 
@@ -131,7 +145,10 @@ class Coordinator:
     # ---- clients -------------------------------------------------------------------------------
 
     async def join(self, member: Member) -> Session:
-        self._refuse_revoked(member.client)
+        check_speaks_for(member.client, f"it would join as {member.client}")
+        self.refuse_revoked(member.client)
+        self.gate.joins.take(member.client, self._now())
+        self.gate.known.add(member.client)
         session = self.sessions.join(member, self._now())
         self._intake.close(member.client)
         self._roster.wake(member.client)  # a poll of the session that was just superseded learns of it
@@ -148,18 +165,24 @@ class Coordinator:
         return session
 
     def session(self, id: str) -> Session:
-        session = self.sessions.of(id, self._now())
-        self._refuse_revoked(session.client)
-        return session
+        client = self.sessions.find(id).client
+        check_speaks_for(client, "the session is another client's")
+        self.refuse_revoked(client)
+        return self.sessions.of(id, self._now())  # not sooner: nobody else keeps a client's lease alive
 
     async def next_task(self, id: str) -> Assignment | None:
         """What the client is to do; None when there is nothing yet, or nothing ever again (see `round`)."""
         session = self.session(id)
+        self.gate.polls.take(session.client, self._now())
         idle = self._roster.assignment(session.client) is None
         if idle and self._loop.round.phase is not Phase.FINISHED and not self.stopping:
             await self._roster.wait(session)
             self.session(id)  # it may have been superseded or revoked meanwhile
-        return self._roster.assignment(session.client)
+        assignment = self._roster.assignment(session.client)
+        if assignment is not None and assignment.id != session.told:
+            session.told = assignment.id
+            self.gate.polls.give_back(session.client)  # however short its rounds are, a fast fleet polls once for each
+        return assignment
 
     def send_away(self, id: str) -> float:
         """For how many seconds an idle client is to stay away, and may: polls of a large fleet are spread out."""
@@ -178,18 +201,19 @@ class Coordinator:
         self._loop.check_all_told()
 
     @contextmanager
-    def transferring(self, client: str) -> Iterator[None]:
-        """A model or an update is on its way: a sign of life, however long it takes."""
+    def transferring(self, client: str) -> Iterator[Call]:
+        """A model or an update is on its way: a sign of life, however long it takes; but a revocation ends it."""
         session = self.sessions.get(client)
-        if session is None:
-            yield
-            return
-        session.polls += 1
-        try:
-            yield
-        finally:
-            session.polls -= 1
-            session.last_seen = self._now()
+        with self.calls.of(Identity(Role.CLIENT, client)) as call:
+            if session is None:
+                yield call
+                return
+            session.polls += 1
+            try:
+                yield call
+            finally:
+                session.polls -= 1
+                session.last_seen = self._now()
 
     def progress(self, id: str, task: str, done: int, planned: int, loss: float) -> bool:
         """A busy client's sign of life; whether its task is still wanted.
@@ -243,6 +267,7 @@ class Coordinator:
     async def revoke(self, client: str, reason: str) -> None:
         await self._loop.threads.in_database(self._store.revoke, client, reason)
         self._loop.revoked[client] = reason
+        self.calls.end(Identity(Role.CLIENT, client), self._words_of_revoked(client))
         self._loop.committer.shut_out(client)
         self._intake.drop_of(client)
         if session := self.sessions.get(client):
@@ -251,9 +276,12 @@ class Coordinator:
         await self._loop.record(rounds.ClientRevoked(client))
         self._loop.check_all_told()
 
-    def _refuse_revoked(self, client: str) -> None:
+    def refuse_revoked(self, client: str) -> None:
         if client in self._loop.revoked:
-            raise Revoked(f"client {client} was revoked: {short(self._loop.revoked[client]) or 'no reason given'}")
+            raise Revoked(self._words_of_revoked(client))
+
+    def _words_of_revoked(self, client: str) -> str:
+        return f"client {client} was revoked: {short(self._loop.revoked[client]) or 'no reason given'}"
 
     # ---- silence -------------------------------------------------------------------------------
 

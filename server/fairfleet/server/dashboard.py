@@ -17,6 +17,7 @@ from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
 
+from fairfleet.common.plain import plain
 from fairfleet.common.tensors import Section
 from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.http_endpoint import Answer, Page, Request, Stream
@@ -137,6 +138,7 @@ class Dashboard:
             "history_rows": len(coordinator.past_rows()),
             "bytes_received": coordinator.traffic.received_bytes,
             "bytes_sent": coordinator.traffic.sent_bytes,
+            "privacy": plain(coordinator.spending.status()) if coordinator.spending else None,
         }
 
     # ---- the conflict map ----------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from fairfleet.common.errors import StateDirError
+from fairfleet.common.private import tighten
 from fairfleet.server.durable import make_folder, write_durably
 
 FILE = "federation.db"
@@ -109,6 +110,7 @@ def _claim(folder: Path) -> int:
                 f"{folder} is not a FairFleet state directory: it holds {sorted(foreign)[0]!r} and no {FILE}. "
                 "Give an empty or new directory as --state-dir."
             )
+        tighten(folder)  # only now: a foreign one is left as it is
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StateDirError(

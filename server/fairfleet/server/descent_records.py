@@ -5,22 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from fairfleet.server.facts import Facts, Write, writing
 from fairfleet.server.schema import cut_off, measures, trials
-
-Write = Callable[[Connection], None]
-
-
-class Facts(Protocol):
-    """The store, as far as it is needed here."""
-
-    def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,7 @@ def trials_of(store: Facts, round_number: int, step: bytes) -> dict[str, tuple[f
 
 def measure_write(round_number: int, improved: float, clients: int) -> Write:
     row = {"round": round_number, "improved": improved, "clients": clients}
-    return lambda connection: _run(connection, measures.insert(), row)
+    return writing(measures.insert(), row)
 
 
 def cut_off_write(round_number: int, clients: Mapping[str, Reported | None]) -> Write:
@@ -79,7 +72,7 @@ def cut_off_write(round_number: int, clients: Mapping[str, Reported | None]) -> 
         }
         for client, known in clients.items()
     ]
-    return lambda connection: _run(connection, cut_off.insert(), rows)
+    return writing(cut_off.insert(), rows)
 
 
 def came_back_write(reports: Mapping[str, Reported]) -> Write:
@@ -97,7 +90,7 @@ def late_report_write(client: str, now: Reported) -> Write:
     """The update came after all, too late: it says what the loss was when the round went on without its client."""
     mine = (cut_off.c.client == client) & (cut_off.c.round == now.round)
     statement = cut_off.update().where(mine).values(loss_before=now.loss, round_before=now.round)
-    return lambda connection: _run(connection, statement)
+    return writing(statement)
 
 
 def still_away(store: Facts) -> set[str]:
@@ -119,10 +112,3 @@ def completed(store: Facts, records: list[dict[str, Any]], first: int, last: int
     return [
         {**record, "measured": measured.get(record["round"]), "cut_off": without[record["round"]]} for record in records
     ]
-
-
-def _run(connection: Connection, statement: Any, rows: Any = None) -> None:
-    if rows is None:
-        connection.execute(statement)
-    elif rows:
-        connection.execute(statement, rows)

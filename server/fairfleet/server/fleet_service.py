@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -24,7 +23,9 @@ from fairfleet.common.errors import (
     WrongState,
     short,
 )
+from fairfleet.common.identity import is_name
 from fairfleet.proto.v1 import fleet_pb2 as pb
+from fairfleet.server.callers import caller, check_speaks_for
 from fairfleet.server.codec_policy import Uplinks
 from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.handlers import Context
@@ -36,7 +37,8 @@ from fairfleet.server.rounds import Phase
 from fairfleet.server.sessions import Member
 from fairfleet.server.uploads import Announced, Upload
 
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+MOST_LETTERS = 64
+MOST_CODECS = 64
 UPLOAD_BATCH = 2  # chunks that are decoded together: every hop to a thread costs
 RAW_STREAMS = frozenset({"FetchModel", "SendUpload"})
 
@@ -47,6 +49,19 @@ class FleetService:
         self._codecs = coordinator.settings.codec_policy(raw_bytes(coordinator.signature))
         self._uplinks = Uplinks()
         self._signature = wire.signature_out(coordinator.signature)  # made once: a whole fleet may join at a time
+        wanted = coordinator.settings.privacy
+        self._privacy = wire.privacy_out(wanted.terms(coordinator.recipe)) if wanted else None
+
+    def admit(self, request: Any) -> None:
+        """What every call of a client goes through. Join has no session yet, and a limit of its own."""
+        if isinstance(request, pb.JoinRequest):
+            return
+        calls, now, who = self._coordinator.gate.calls, asyncio.get_running_loop().time(), caller.get()
+        if who is not None:  # whatever session it names
+            calls.take(who.name, now)
+            return
+        with contextlib.suppress(SessionUnknown):  # which is for the call itself to tell
+            calls.take(self._coordinator.session(request.session).client, now)
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:  # noqa: N802
         if request.protocol_version != wire.PROTOCOL_VERSION:
@@ -54,9 +69,15 @@ class FleetService:
                 f"client {short(request.client)} speaks protocol version {request.protocol_version}; "
                 f"this server speaks {wire.PROTOCOL_VERSION}. Upgrade the older side."
             )
-        if not NAME.fullmatch(request.client) or request.client in (".", ".."):
+        if not is_name(request.client):
             raise BadRequest(f"client name {short(request.client)!r} is not 1 to 64 of a-z A-Z 0-9 . _ -")
+        check_words(request)
         self._check_model(request)
+        if self._privacy is not None and not request.protects:
+            raise WrongState(
+                f"client {request.client} knows nothing of the noise that this federation asks of its clients; "
+                "install a newer fairfleet there"
+            )
         settings = self._coordinator.settings
         member = Member(
             request.client,
@@ -80,6 +101,9 @@ class FleetService:
         )
 
     def _check_model(self, request: pb.JoinRequest) -> None:
+        found, expected = len(request.signature.tensors), len(self._signature.tensors)
+        if found > 2 * expected + 1000:  # too many to look for the first that differs: each would be an object of ours
+            raise BadRequest(f"the model of {request.client} has {found} tensors; this federation's has {expected}")
         if request.HasField("signature") and request.signature != self._signature:
             difference = self._coordinator.signature.difference(wire.signature_in(request.signature))
             if difference:
@@ -108,10 +132,12 @@ class FleetService:
             digest=publication.digest,
             size_bytes=publication.size_bytes,
             changes=self._changes(member),
+            compact=self._compact(member),
         )
         left = max(0.0, assignment.ends - asyncio.get_running_loop().time())
         if assignment.kind == "evaluate":
-            return pb.NextTaskResponse(evaluate=pb.EvaluateTask(id=assignment.id, model=model, seconds_left=left))
+            task = pb.EvaluateTask(id=assignment.id, model=model, seconds_left=left, privacy=self._privacy)
+            return pb.NextTaskResponse(evaluate=task)
         if assignment.kind == "verify":
             return self._verify_task(assignment, model, left)
         plan = coordinator.plan.for_client(member.client, assignment.version)
@@ -125,6 +151,7 @@ class FleetService:
                 seconds_left=left,
                 report_gradient_norm="gradient_norm" in coordinator.recipe.rule.needs().reports,
                 error_feedback=coordinator.settings.compression.error_feedback,
+                privacy=self._privacy,
             )
         )
 
@@ -142,30 +169,48 @@ class FleetService:
             return []
         return [self._change(change) for change in downlink.changes]
 
+    def _compact(self, member: Member) -> pb.Compact | None:
+        found = self._coordinator.publication.compact
+        if found is None or not needs(found.codec) <= set(member.codecs):
+            return None
+        return pb.Compact(codec=found.codec, digest=found.digest, size_bytes=found.size_bytes)
+
     def _change(self, change: Publication) -> pb.Change:
+        steady = self._coordinator.downlink.steady
         return pb.Change(
             version=change.version,
             digest=change.digest,
             size_bytes=change.size_bytes,
             codec=self._coordinator.downlink.codec,
             halvings=change.halvings,
+            rounded=steady.name if steady else "",
         )
 
     async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:  # noqa: N802
         client = self._coordinator.session(request.session).client
+        publication = self._published(request)
+        codec = self._coordinator.downlink.codec if request.change else publication.codec
+        downloads = self._coordinator.gate.downloads
+        downloads.take(client)
+        # Not sooner: till then gRPC may hold a message. (The stubs think of grpc's other kind of context.)
+        context.add_done_callback(lambda _: downloads.give_back(client))  # type: ignore[arg-type]
+        with self._coordinator.transferring(client) as call:
+            for message in publication.messages_from(request.offset_bytes):
+                with call.sending():
+                    yield message
+                self._coordinator.traffic.gave(codec, len(message))
+
+    def _published(self, request: pb.FetchModelRequest) -> Publication:
         newest = self._coordinator.publication
-        kept = self._kept_changes() if request.change else (newest,)
-        publication = next((found for found in kept if found.version == request.version), None)
+        whole = newest.compact if request.compact else newest
+        kept = self._kept_changes() if request.change else (whole,)
+        publication = next((found for found in kept if found and found.version == request.version), None)
         if publication is None:
             raise NotKept(
                 f"{'the change to ' * request.change}version {request.version} is not published; the newest is "
                 f"{newest.version}. Ask for the next task."
             )
-        codec = self._coordinator.downlink.codec if request.change else "raw32"
-        with self._coordinator.transferring(client):
-            for message in publication.messages_from(request.offset_bytes):
-                yield message
-                self._coordinator.traffic.gave(codec, len(message))
+        return publication
 
     def _kept_changes(self) -> tuple[Publication, ...]:
         """Those that lead to committed versions, and the step that is being tried."""
@@ -195,7 +240,9 @@ class FleetService:
         coordinator, uploads = self._coordinator, self._coordinator.uploads
         metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
         if wire.ANNOUNCED_METADATA in metadata:
-            opened = await self._open(announced_in(metadata[wire.ANNOUNCED_METADATA]))
+            announced = announced_in(metadata[wire.ANNOUNCED_METADATA])
+            self.admit(announced)
+            opened = await self._open(announced)
             if isinstance(opened, Receipt):
                 return pb.SendUploadResponse(receipt=receipt_out(opened))
             if opened.offset_bytes:
@@ -204,13 +251,20 @@ class FleetService:
         else:
             token = metadata.get(wire.UPLOAD_METADATA, b"")
             upload = uploads.under_way(token)
+            check_speaks_for(upload.announced.client, "the upload is another client's")
+        client, gate = upload.announced.client, coordinator.gate
         try:
-            with coordinator.transferring(upload.announced.client), self._counting_refusals():
-                with self._measuring(upload):
-                    rest = await _receive(stream, lambda messages: uploads.take_chunks(upload, token, messages))
-                receipt = await uploads.complete(upload, token, rest)
+            with coordinator.transferring(client):
+                async with gate.upload(client):
+                    with self._counting_refusals():
+                        with self._measuring(upload):
+                            messages = gate.paced(stream, upload.announced.size_bytes - upload.offset_bytes)
+                            rest = await _receive(messages, lambda some: uploads.take_chunks(upload, token, some))
+                        receipt = await uploads.complete(upload, token, rest)
                 coordinator.traffic.outcomes["late"] += not receipt.counted
                 return pb.SendUploadResponse(receipt=receipt_out(receipt))
+        except LimitReached:
+            raise
         except Refused as error:
             if isinstance(error, BadRequest):
                 uploads.discard(upload)
@@ -224,8 +278,8 @@ class FleetService:
     def _counting_refusals(self) -> Iterator[None]:
         try:
             yield
-        except (BadRequest, Corrupted, LimitReached):
-            self._coordinator.traffic.outcomes["refused"] += 1
+        except (BadRequest, Corrupted, LimitReached) as error:
+            self._coordinator.traffic.refused(error)
             raise
 
     @contextlib.contextmanager
@@ -281,6 +335,16 @@ async def _receive(stream: AsyncIterator[bytes], take: Callable[[list[bytes]], A
     if taking is not None:
         await taking
     return waiting
+
+
+def check_words(request: pb.JoinRequest) -> None:
+    """What is kept of a client for as long as it is connected: no more than it needs to be."""
+    if len(request.instance) > MOST_LETTERS:
+        raise BadRequest(f"instance has {len(request.instance)} characters; at most {MOST_LETTERS} are allowed")
+    if len(request.codecs) > MOST_CODECS or any(len(codec) > MOST_LETTERS for codec in request.codecs):
+        raise BadRequest(
+            f"found {len(request.codecs)} codecs; at most {MOST_CODECS} of {MOST_LETTERS} characters each are allowed"
+        )
 
 
 def announced_in(data: bytes) -> pb.OpenUploadRequest:

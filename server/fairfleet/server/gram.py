@@ -48,6 +48,10 @@ class Gram:
         """The same for some of the rows, in the order given."""
         return Gram(self.layers[:, rows][:, :, rows])
 
+    def scaled(self, factors: Matrix) -> Gram:
+        """Of the same rows, each multiplied by its factor."""
+        return self if (factors == 1.0).all() else Gram(self.layers * np.outer(factors, factors))
+
 
 class Kernel(Protocol):
     """What the engine needs from the device that holds the rows."""
@@ -117,6 +121,11 @@ class GramEngine:
         """The inner products of the rows in this order."""
         slots = np.array([self._slots[row_id] for row_id in order], dtype=np.intp)
         return Gram(self._products).of(slots)
+
+    def norms(self, order: Sequence[Hashable]) -> Matrix:
+        """The lengths of the rows in this order."""
+        slots = np.array([self._slots[row_id] for row_id in order], dtype=np.intp)
+        return np.asarray(np.sqrt(self._products[:, slots, slots].sum(axis=0)))
 
     def combine(self, order: Sequence[Hashable], coefficients: Matrix, out: Row | None = None) -> Row:
         """The sum of coefficients times rows, with one coefficient per row or one per layer and row."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
 import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from fairfleet.common.access import Access
 from fairfleet.common.errors import Unreachable
 
 DIRECT = (("grpc.enable_http_proxy", 0),)  # a proxy that the environment names would answer for the server
@@ -17,6 +19,12 @@ Listen = Annotated[str, typer.Option(envvar="FAIRFLEET_LISTEN", metavar="HOST:PO
 
 def health(
     server: Listen = "127.0.0.1:8440",
+    credentials: Annotated[
+        Path | None, typer.Option(envvar="FAIRFLEET_CREDENTIALS", help="NAME.fleet, where the server wants TLS.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", envvar="FAIRFLEET_INSECURE", help="Ask another machine in the clear.")
+    ] = False,
     seconds: Annotated[float, typer.Option(help="How long to wait for an answer.")] = 3.0,
 ) -> None:
     """Ask a server, through the gRPC health service, whether it serves; exit code 0 if so.
@@ -25,7 +33,7 @@ def health(
 
       fairfleet health --server 127.0.0.1:8440
     """
-    with grpc.insecure_channel(server, DIRECT) as channel:
+    with Access(server, credentials, insecure).channel(DIRECT) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
+import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import CancelledError
 from http import HTTPStatus
@@ -22,17 +25,25 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from fairfleet.common.errors import UsageError
+from fairfleet.server.limits import Refusals
 
 log = logging.getLogger(__name__)
 
 LOOP_SECONDS = 5.0  # for the event loop to compute a page; else it is stuck
 STOP_SECONDS = 0.1  # within which a stop is noticed
-IDLE_SECONDS = 30.0  # for a caller to say something
 MESSAGE_SECONDS = 60.0  # between two messages of a stream, which says every few seconds that it lives
 PLAIN = "text/plain; charset=utf-8"
+QUERY = re.compile(r"\?\S*")
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-STREAMS = 64  # open at the same time: each holds a thread
+class HttpLimits(NamedTuple):
+    """What callers may take; every connection holds a thread."""
+
+    connections: int = 256
+    viewers: int = 64  # of streams
+    header_bytes: int = 16 << 10  # of a request: its line and its headers
+    seconds: float = 30.0  # for a whole request to come, and for each part of its answer to go
 
 
 class Request(NamedTuple):
@@ -62,10 +73,12 @@ T = TypeVar("T")
 class Loop:
     """The event loop, as seen from the threads that speak HTTP."""
 
-    def __init__(self, pages: Pages) -> None:
+    def __init__(self, pages: Pages, limits: HttpLimits, refusals: Refusals) -> None:
+        self.limits = limits
+        self.refusals = refusals
         self._loop = asyncio.get_running_loop()
         self._pages = pages
-        self._streams = threading.BoundedSemaphore(STREAMS)
+        self._streams = threading.BoundedSemaphore(limits.viewers)
 
     def answer(self, request: Request) -> Answer:
         if self._loop.is_closed():  # a connection that was kept open outlives the stop for a moment
@@ -113,8 +126,15 @@ class Loop:
 class HttpEndpoint:
     """Listens from its making on; answers between `start` and `stop`."""
 
-    def __init__(self, host: str, port: int, pages: Pages) -> None:
-        self._server = _bind(host, port, Loop(pages))
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        pages: Pages,
+        limits: HttpLimits = HttpLimits(),  # noqa: B008  # a value
+        refusals: Refusals | None = None,
+    ) -> None:
+        self._server = _bind(host, port, Loop(pages, limits, refusals or Refusals()))
         serve = self._server.serve_forever
         self._thread = threading.Thread(target=serve, args=(STOP_SECONDS,), name="http", daemon=True)
 
@@ -137,9 +157,12 @@ class HttpEndpoint:
 def _bind(host: str, port: int, event_loop: Loop) -> TCPServer:
     class Handler(_Handler):
         loop = event_loop
+        timeout = event_loop.limits.seconds
 
     class Server(_Server):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        loop = event_loop
+        places = threading.BoundedSemaphore(event_loop.limits.connections)
 
     try:
         return Server((host, port), Handler)
@@ -156,6 +179,29 @@ class _Server(ThreadingMixIn, TCPServer):
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 128
+    loop: Loop
+    places: threading.BoundedSemaphore
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, if there is a place for one."""
+        if not self.places.acquire(blocking=False):
+            self.loop.refusals.add("http_connections")
+            with contextlib.suppress(OSError):
+                request.setblocking(False)
+                request.sendall(FULL)
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self.places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         if isinstance(sys.exception(), OSError):
@@ -164,14 +210,83 @@ class _Server(ThreadingMixIn, TCPServer):
             log.exception("cannot talk to %s", client_address)
 
 
+class TooLarge(Exception):
+    """A request's line and headers are more than a caller may send."""
+
+
+class _Head(io.RawIOBase):
+    """What a caller says, as long as it says it in time and briefly.
+
+    A socket's own timeout begins anew with every byte, so who sends one now and then could hold a thread for ever.
+    """
+
+    def __init__(self, connection: socket.socket, limits: HttpLimits) -> None:
+        self._connection = connection
+        self._limits = limits
+        self.begin()
+
+    def begin(self) -> None:
+        """The next request."""
+        self._ends = time.monotonic() + self._limits.seconds
+        self._left = self._limits.header_bytes
+
+    @property
+    def began(self) -> bool:
+        """Whether anything of the request has come."""
+        return self._left < self._limits.header_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._left <= 0:
+            raise TooLarge
+        self._connection.settimeout(max(0.001, self._ends - time.monotonic()))
+        try:
+            count = self._connection.recv_into(memoryview(buffer)[: self._left])
+        finally:
+            self._connection.settimeout(self._limits.seconds)  # for answers
+        self._left -= count
+        return count
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "fairfleet"
     sys_version = ""
-    timeout = IDLE_SECONDS
     loop: Loop
 
+    def setup(self) -> None:
+        super().setup()
+        self._head = _Head(self.connection, self.loop.limits)
+        self.rfile = io.BufferedReader(self._head)
+
+    def handle_one_request(self) -> None:
+        self._head.begin()
+        try:
+            super().handle_one_request()
+        except TooLarge:
+            self.loop.refusals.add("http_headers")
+            self.close_connection = True
+            self.requestline, self.request_version, self.command = "", self.protocol_version, ""
+            limit = self.loop.limits.header_bytes
+            words = f"a request's line and headers may have {limit} bytes together\n"
+            self._send(Page(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, words.encode()))
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        if code in (HTTPStatus.REQUEST_URI_TOO_LONG, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE):
+            self.loop.refusals.add("http_headers")  # too many of them: that is http.server's own limit
+        super().send_error(code, message, explain)
+
+    def log_error(self, format: str, *args: Any) -> None:
+        """Called for a timeout, and for requests that are not HTTP."""
+        if "timed out" in format and self._head.began:
+            self.loop.refusals.add("http_slow")
+        super().log_error(format, *args)
+
     def do_GET(self) -> None:
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # a body is not read, so nothing behind it can be understood
         path, _, query = self.path.partition("?")
         headers = {name.lower(): value for name, value in self.headers.items()}
         answer = self.loop.answer(Request(path, dict(parse_qsl(query)), headers))
@@ -194,6 +309,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True  # the end of the stream is the end of the connection
         with self.loop.place() as free, contextlib.closing(self.loop.messages(stream)) as messages:
             if not free:
+                self.loop.refusals.add("http_viewers")
                 self._send(Page(HTTPStatus.SERVICE_UNAVAILABLE, b"too many watch already; close another page\n"))
                 return
             self.send_response(HTTPStatus.OK)
@@ -201,11 +317,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Cache-Control", "no-store")
             self.send_header("Connection", "close")
             self.end_headers()
-            for message in messages if self.command != "HEAD" else ():
-                self.wfile.write(message)
-                self.wfile.flush()
+            try:
+                for message in messages if self.command != "HEAD" else ():
+                    self.wfile.write(message)
+            except TimeoutError:
+                self.loop.refusals.add("slow_reader")
+                raise
 
     do_HEAD = do_GET  # noqa: N815
 
     def log_message(self, format: str, *args: Any) -> None:
-        log.debug("http: " + format, *args)
+        log.debug("http: " + format, *(QUERY.sub("?…", str(word)) for word in args))  # a query may hold a token

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from fairfleet.common.tensors import Section
 from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.admission_metrics import AdmissionTally
 from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.measures import Conflicts, Served, StepTaken
 from fairfleet.server.metric_families import (
@@ -69,6 +70,7 @@ class Metrics(Collector):
             "fairfleet_steps", "Committed steps by how they came about", ["status"], registry=registry
         )
         self._steps.labels("ok")
+        self._admission = AdmissionTally(coordinator.settings.admission)
         self._tally: Tally[str] = Tally()  # updates by outcome, of those that events tell of
         registry.register(self)
         ProcessCollector(registry=registry)
@@ -84,6 +86,7 @@ class Metrics(Collector):
                 self._departures.inc()
             case "update_received":
                 self._tally["counted"] += 1
+                self._admission.received()
             case "step_measured":
                 self.measured = event.step_measured.measured.improved
             case "evaluation_started":
@@ -106,6 +109,7 @@ class Metrics(Collector):
             self._phase(phase, taken)
         self._round_seconds.observe(sum(seconds.values()))
         self._tally["missed"] += len(record.dropped)
+        self._admission.committed(record)
         self.recall(record, step)
         self._steps.labels(step.status).inc()
         self._stand_ins.inc(step.standing_in)
@@ -127,6 +131,7 @@ class Metrics(Collector):
         yield from self._fleet()
         yield from self._moved()
         yield from self._history()
+        yield from self._privacy()
         if self.step:
             yield from step_families(self.step, self.layers)
             yield from self._streaks()
@@ -166,6 +171,9 @@ class Metrics(Collector):
         outcomes = {name: self._tally[name] for name in ("counted", "missed")}
         outcomes |= {name: traffic.outcomes[name] for name in ("late", "repeated", "refused")}
         yield counters("fairfleet_updates", "Updates by what became of them", "outcome", outcomes)
+        refused = self._coordinator.gate.refusals.counts()
+        yield counters("fairfleet_refused", "What peers were refused, by the limit that they met", "reason", refused)
+        yield self._admission.family(traffic)
 
     def _clients(self) -> dict[str, int]:
         connected = {session.client for session in self._coordinator.sessions.all()}
@@ -218,6 +226,14 @@ class Metrics(Collector):
         if ages:
             told = {"min": min(ages), "mean": sum(ages) / len(ages), "max": max(ages)}
             yield gauges("fairfleet_history_age_rounds", "How old kept updates are", "statistic", told)
+
+    def _privacy(self) -> Iterator[Metric]:
+        spending = self._coordinator.spending
+        if spending is None:
+            return
+        about = "Differential privacy spent so far on the client of whom most was released"
+        yield gauge("fairfleet_privacy_epsilon", about, spending.epsilon())
+        yield gauge("fairfleet_privacy_delta", "That goes with it", spending.privacy.delta)
 
     def _streaks(self) -> Iterator[Metric]:
         about = "Longest run of its own rounds in which the direction harmed one and the same connected client"

@@ -64,5 +64,20 @@ def find_cut_off_by_client(connection: Connection, folder: Path) -> None:
     connection.execute(sa.text("CREATE INDEX IF NOT EXISTS cut_off_by_client ON cut_off (client, loss_after)"))
 
 
+def keep_tokens(connection: Connection, folder: Path) -> None:
+    """4 -> 5: tokens of devices that enrol with a key of their own, and operators that were revoked."""
+    for table in (
+        "revoked_operators (name TEXT NOT NULL PRIMARY KEY, reason TEXT)",
+        "tokens (client TEXT NOT NULL PRIMARY KEY, digest TEXT NOT NULL, expires_unix FLOAT NOT NULL, "
+        "certificate_seconds FLOAT NOT NULL, used_by TEXT)",
+    ):
+        connection.execute(sa.text(f"CREATE TABLE IF NOT EXISTS {table}"))
+
+
 # From each version to the next.
-MIGRATIONS: dict[int, Migration] = {1: name_history_rows, 2: measure_steps, 3: find_cut_off_by_client}
+MIGRATIONS: dict[int, Migration] = {
+    1: name_history_rows,
+    2: measure_steps,
+    3: find_cut_off_by_client,
+    4: keep_tokens,
+}

@@ -39,7 +39,10 @@ def headline(event: pb.Event) -> str | None:
 
 def _committed(record: pb.RoundRecord) -> str:
     line = f"round {record.round} committed, {len(record.contributions)} updates"
-    return f"{line}, without {short(', '.join(record.dropped))}" if record.dropped else line
+    if record.dropped:
+        line += f", without {short(', '.join(record.dropped))}"
+    rejected = sorted({one.client for one in record.admission if one.decision == "rejected" and not one.stood_in})
+    return f"{line}; rejected: {short(', '.join(rejected))}" if rejected else line
 
 
 def _clients(count: int) -> str:

@@ -8,14 +8,20 @@ from typing import BinaryIO
 
 from fairfleet.common import wire
 from fairfleet.common.codecs import CHUNK_BYTES
-from fairfleet.common.errors import BadRequest, NotKept
+from fairfleet.common.errors import BadRequest, NotKept, short
+from fairfleet.common.identity import is_name
 from fairfleet.common.tensors import Section
 from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.client_records import update_counts
 from fairfleet.server.coordinator import Coordinator
+from fairfleet.server.enrolling import Enrolling
+from fairfleet.server.evaluation_records import newest_evaluations
 from fairfleet.server.handlers import Context
+from fairfleet.server.operators import Operators
 from fairfleet.server.round_records import record_out
 from fairfleet.server.store import Store
 
+MOST_WORDS = 300  # characters of a reason that is kept
 PAGE = 100  # records read from the database at a time
 DOING = {
     "train": pb.CLIENT_STATE_TRAINING,
@@ -25,9 +31,10 @@ DOING = {
 
 
 class OperatorService:
-    def __init__(self, coordinator: Coordinator, store: Store) -> None:
+    def __init__(self, coordinator: Coordinator, store: Store, operators: Operators, enrolling: Enrolling) -> None:
         self._coordinator = coordinator
         self._store = store
+        self._operators, self._enrolling = operators, enrolling
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:  # noqa: N802
         coordinator, round = self._coordinator, self._coordinator.round
@@ -47,6 +54,7 @@ class OperatorService:
             bytes_received=coordinator.traffic.received_bytes,
             bytes_sent=coordinator.traffic.sent_bytes,
             uptime_seconds=coordinator.uptime_seconds,
+            privacy=coordinator.spending.status() if coordinator.spending else None,
         )
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Event]:  # noqa: N802
@@ -66,8 +74,8 @@ class OperatorService:
         self, request: pb.ClientsRequest, context: Context
     ) -> AsyncIterator[pb.ClientRecord]:
         committed = self._coordinator.publication.version
-        counts = await asyncio.to_thread(self._store.update_counts, committed)
-        evaluations = await asyncio.to_thread(self._store.newest_evaluations)
+        counts = await asyncio.to_thread(update_counts, self._store, committed)
+        evaluations = await asyncio.to_thread(newest_evaluations, self._store)
         revoked = await asyncio.to_thread(self._store.revoked)
         connected = {session.client: session for session in self._coordinator.sessions.all()}
         now = asyncio.get_running_loop().time()
@@ -102,21 +110,32 @@ class OperatorService:
         return pb.ResumeResponse()
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopResponse:  # noqa: N802
-        await self._coordinator.end(request.reason or "stopped by an operator")
+        await self._coordinator.end(short(request.reason, MOST_WORDS) or "stopped by an operator")
         return pb.StopResponse()
 
     async def Revoke(self, request: pb.RevokeRequest, context: Context) -> pb.RevokeResponse:  # noqa: N802
-        if not request.client:
-            raise BadRequest("name the client to revoke")
-        await self._coordinator.revoke(request.client, request.reason)
+        if not is_name(request.client):
+            raise BadRequest(
+                f"name the client to revoke; {short(request.client)!r} is not 1 to 64 of a-z A-Z 0-9 . _ -"
+            )
+        reason = short(request.reason, MOST_WORDS)
+        if request.operator:
+            await self._operators.revoke(request.client, reason)
+        else:
+            await self._coordinator.revoke(request.client, reason)
         return pb.RevokeResponse()
+
+    async def MakeToken(self, request: pb.MakeTokenRequest, context: Context) -> pb.MakeTokenResponse:  # noqa: N802
+        told = request.client, request.seconds, request.certificate_seconds
+        secret, ca = await self._enrolling.make_token(*told)
+        return pb.MakeTokenResponse(secret=secret, ca=ca, port=self._enrolling.port or 0)
 
     async def ExportModel(  # noqa: N802
         self, request: pb.ExportModelRequest, context: Context
     ) -> AsyncIterator[pb.FileChunk]:
         newest = self._coordinator.publication.version
         version = request.version if request.HasField("version") else newest
-        found = await asyncio.to_thread(self._store.model, version)
+        found = await asyncio.to_thread(self._store.model, version) if version <= newest else None
         if found is None:
             raise NotKept(f"version {version} is not kept; the newest is {newest}")
         with self._store.reading(found) as path:

@@ -7,7 +7,7 @@ needs only what is newer, and one that has seen nothing needs everything: both a
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
@@ -217,6 +217,7 @@ def round_entry(record: pb.RoundRecord, step: StepTaken) -> dict[str, Any]:
         "status": step.status,
         "promised": finite(record.promised) if record.HasField("promised") else None,
         "measured": finite(record.measured.improved) if record.HasField("measured") else None,  # known later
+        "admission": dict(Counter(one.decision for one in record.admission)),
         "factor": record.verification.factor if record.HasField("verification") else None,
     }
 

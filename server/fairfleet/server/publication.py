@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fairfleet.common.codecs import Buffer
+from fairfleet.common.codecs import RAW32, Buffer, Codec, is_exact
 from fairfleet.common.errors import NotKept, OutOfOrder
 from fairfleet.common.stream import Pieces, encode, model_pieces
 from fairfleet.common.tensors import Model
@@ -20,10 +20,17 @@ class Publication:
     _messages: list[bytes]
     _offsets: list[int]  # of each message, and the end
     halvings: int = 0  # of a change: it is 2^-halvings times what the messages say
+    codec: str = RAW32.name  # of a whole model
+    compact: Publication | None = None  # of a whole model: the same in fewer bytes
 
     @classmethod
-    def of(cls, version: int, model: Model) -> Publication:
-        return cls.of_pieces(version, model_pieces(model))
+    def of(cls, version: int, model: Model, codec: Codec | None = None) -> Publication:
+        """Also in this codec, if it loses nothing of the model."""
+        whole = cls.of_pieces(version, model_pieces(model))
+        if codec is None or not is_exact(codec, model.parameters):
+            return whole
+        compact = replace(cls.of_pieces(version, model_pieces(model, codec)), codec=codec.name)
+        return replace(whole, compact=compact)
 
     @classmethod
     def of_pieces(cls, version: int, pieces: Pieces) -> Publication:
@@ -44,6 +51,8 @@ class Publication:
     def retire(self) -> None:
         """Nobody needs it any more: its memory is free for the next one. Streams under way end as they began."""
         self._messages.clear()
+        if self.compact:
+            self.compact.retire()
 
     def messages_from(self, offset_bytes: int) -> Iterator[bytes]:
         if not self._messages and self.size_bytes:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairfleet.server.client_records import last_heard, times_asked, update_counts
+from fairfleet.server.evaluation_records import evaluated_unix, evaluated_versions, evaluation_failures, evaluations_of
 from fairfleet.server.measures import REMEMBERED_ROUNDS, Evaluations, Served
 from fairfleet.server.rounds import Phase, Round
 from fairfleet.server.store import Store
@@ -27,24 +29,24 @@ class Recalled:
 def recall(store: Store, round: Round) -> Recalled:
     """From the database, in a thread."""
     finished = round.number - 1 if round.phase is Phase.EVALUATING else round.number
-    versions = _spread(store.evaluated_versions(finished, -1)[::-1])
+    versions = _spread(evaluated_versions(store, finished, -1)[::-1])
     return Recalled(
         served=tuple(_one_after_another(store, versions)),
-        evaluated_unix=tuple(store.evaluated_unix(version) for version in versions),
+        evaluated_unix=tuple(evaluated_unix(store, version) for version in versions),
         records=tuple(store.records(round.number - REMEMBERED_ROUNDS, round.number - 1)),
-        updates=store.update_counts(round.number),
-        asked=store.times_asked(),
-        heard=store.last_heard(),
+        updates=update_counts(store, round.number),
+        asked=times_asked(store),
+        heard=last_heard(store),
         revoked=frozenset(store.revoked()),
     )
 
 
 def newest_served(store: Store, last: int) -> Served | None:
     """By the newest version up to `last` that clients were to evaluate, compared with the results before it."""
-    newest = store.evaluated_versions(last, 1)
+    newest = evaluated_versions(store, last, 1)
     if not newest:
         return None
-    before = store.evaluated_versions(newest[0] - 1, 1, with_results=True)
+    before = evaluated_versions(store, newest[0] - 1, 1, with_results=True)
     return list(_one_after_another(store, [*before, *newest]))[-1]
 
 
@@ -52,8 +54,8 @@ def _one_after_another(store: Store, versions: list[int]) -> Iterator[Served]:
     """Each compared with the one before it that has results."""
     before: Evaluations = {}
     for version in versions:
-        now = store.evaluations_of(version)
-        yield Served.of(version, now, before, store.evaluation_failures(version))
+        now = evaluations_of(store, version)
+        yield Served.of(version, now, before, evaluation_failures(store, version))
         before = now or before
 
 

@@ -16,10 +16,11 @@ from fairfleet.common.errors import Refused, TryLater, WrongState
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
 from fairfleet.server.descent_records import Reported, late_report_write
+from fairfleet.server.facts import Write
 from fairfleet.server.intake import raw_bytes
 from fairfleet.server.round_loop import RoundLoop
 from fairfleet.server.rounds import Phase, Round
-from fairfleet.server.store import StoredUpdate, Write
+from fairfleet.server.store import StoredUpdate
 from fairfleet.server.traffic import Traffic
 from fairfleet.server.uploads import Announced, Upload, check_announced
 
@@ -57,6 +58,7 @@ class Reception:
 
     async def restore(self, updates: Mapping[str, StoredUpdate]) -> None:
         """Takes the round's updates up again that an earlier run of the server gave receipts for."""
+        self._intake.expect(self._loop.round.asked | self._loop.round.received)
         for client in self._loop.round.received:
             await self._threads.in_worker(self._intake.restore, updates[client])
             self._add_row(client)
@@ -69,6 +71,8 @@ class Reception:
         check_announced(announced, self._intake.limit_bytes)
         client, number = announced.client, announced.round
         self._loop.came_late(client, number)
+        if self._loop.spending and number <= self._loop.round.number:  # whatever becomes of it: it may be on its way
+            await self._threads.in_database(self._loop.spending.update_announced, client, number, announced.digest)
         if receipt := await self._receipt_for(client, number):
             return receipt
         if number > self._loop.round.number:
@@ -197,6 +201,8 @@ class Reception:
             round, _ = rounds.step(round, events[-1], self._loop.policy)
             writes += [self._store.update_write(update)] if self._intake.durable else []
             news.append({"update_received": update_received(update, round)})
+        if round.phase is Phase.AGGREGATING:
+            self._multiply_now()  # while the transaction is written
         try:
             await self._loop.apply(*events, writes=writes, news=news)
         except Exception as error:
@@ -214,11 +220,13 @@ class Reception:
         self._loop.committer.add(client, self._intake.whole[client][1], round.asked | round.received | round.lost)
         if self._gathering is None:
             loop = asyncio.get_running_loop()
-            self._gathering = loop.call_later(GATHER_SECONDS, lambda: self._loop.tasks.spawn(self._multiply()))
+            self._gathering = loop.call_later(GATHER_SECONDS, self._multiply_now)
 
-    async def _multiply(self) -> None:
+    def _multiply_now(self) -> None:
+        """No other row of the round is awaited any more, or none came for a while."""
+        self.stop()
         self._gathering = None
-        await self._threads.in_aggregator(self._loop.committer.multiply)
+        self._loop.tasks.spawn(self._threads.in_aggregator(self._loop.committer.multiply))
 
     def discard(self, upload: Upload) -> None:
         """An upload that can never become right: the client's next one begins at 0."""

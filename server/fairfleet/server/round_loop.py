@@ -24,6 +24,8 @@ from fairfleet.server.broadcast import Broadcast
 from fairfleet.server.committing import Committed, Committer, Proposal
 from fairfleet.server.descent_records import trial_write, trials_of
 from fairfleet.server.evaluating import unanswered
+from fairfleet.server.evaluation_records import evaluation_write
+from fairfleet.server.facts import Write
 from fairfleet.server.intake import Intake
 from fairfleet.server.roster import Roster
 from fairfleet.server.round_records import record_out
@@ -32,7 +34,8 @@ from fairfleet.server.rules import Recipe
 from fairfleet.server.scheduling import Scheduler
 from fairfleet.server.sessions import Sessions
 from fairfleet.server.settings import ServerSettings
-from fairfleet.server.store import Fact, Store, StoredUpdate, Write
+from fairfleet.server.spending import Spending
+from fairfleet.server.store import Fact, Store, StoredUpdate
 from fairfleet.server.tasks import Tasks
 from fairfleet.server.threads import Threads
 from fairfleet.server.verifying import Verifying
@@ -66,6 +69,7 @@ class RoundLoop:
         self.all_told = asyncio.Event()  # that the federation is finished: nobody is connected any more
         self.verifying: Verifying | None = None  # the step that is being tried
         self._settings, self._recipe = settings, recipe
+        self.spending = Spending(store, settings.privacy, recipe) if settings.privacy else None
         self._terms = settings.verification.terms() if settings.verification else None
         self._may_verify = self._terms is not None or recipe.rule.needs().line_search
         self._deadline: asyncio.TimerHandle | None = None
@@ -81,8 +85,18 @@ class RoundLoop:
         """Takes up the round where the state directory left it: the updates it has, and what is to be done next."""
         stored = self.store.current_round()
         down = self._settings.compression
+        wanted = self._settings.privacy
         self.committer = await self.threads.in_worker(
-            Committer.open, self.store, stored.number, self._recipe, self._settings.history, down.downlink, down.changes
+            Committer.open,
+            self.store,
+            stored.number,
+            self._recipe,
+            self._settings.history,
+            down.downlink,
+            down.changes,
+            down.model,
+            self._settings.admission,
+            wanted.disguised(self._settings.cohort) if wanted else None,
         )
         await self.threads.in_database(self.store.delete_unnamed, stored.number)
         self.aftermath = await self.threads.in_database(Aftermath, self.store, stored.number)
@@ -145,6 +159,8 @@ class RoundLoop:
     async def take_evaluation(self, client: str, version: int, evaluation: Evaluation | None, failure: str) -> None:
         async with self.lock:
             wanted = self.round.phase is Phase.EVALUATING and self.round.number == version
+            if evaluation and self.spending:
+                await self.threads.in_database(self.spending.evaluation_reported, client, version, evaluation)
             if not wanted or client not in self.round.asked:
                 return  # a repetition, or too late to be of use
             reported = pb.EvaluationReported(client=client, failure=failure)
@@ -153,7 +169,7 @@ class RoundLoop:
             self.roster.release([client])
             self.scheduler.evaluated(version, client, evaluation.accuracy if evaluation else None)
             self._evaluation.reported += evaluation is not None
-            write = self.store.evaluation_write(version, client, evaluation, failure)
+            write = evaluation_write(version, client, evaluation, failure)
             await self.apply(rounds.Evaluated(client), writes=[write], news=[{"evaluation_reported": reported}])
 
     async def take_trial(self, client: str, number: int, step: bytes, losses: Sequence[float], failure: str) -> None:
@@ -200,7 +216,7 @@ class RoundLoop:
             todo += [(action, after) for action in actions]
             round = after
         silent = unanswered(facts, self.sessions)
-        writes = [*writes, *(self.store.evaluation_write(v, client, None, why) for v, client, why in silent)]
+        writes = [*writes, *(evaluation_write(v, client, None, why) for v, client, why in silent)]
         only_in_memory = not self.intake.durable and all(isinstance(e, rounds.UpdateStored) for _, e, _ in facts)
         if writes or (facts and not only_in_memory):
             await self.threads.in_database(self.store.record, facts, round, *writes)
@@ -221,6 +237,9 @@ class RoundLoop:
         fresh = round.phase is Phase.WAITING and not round.asked and not round.received
         if fresh and (reason := self.scheduler.reason_to_end(time.time())):
             return rounds.StopRequested(reason)
+        lot = self.scheduler.next_lot(len(self.sessions))
+        if fresh and self.spending and (reason := self.spending.reason_to_end(*lot)):
+            return rounds.StopRequested(reason)
         return self.scheduler.choose(round, self.sessions.all())
 
     def _carry_out(self, action: rounds.Action, round: Round) -> None:
@@ -229,6 +248,7 @@ class RoundLoop:
                 if round.attempt == 0:
                     self._began_at, self._asked_at = self._now(), {}
                 self._asked_at |= dict.fromkeys(clients, self._now())
+                self.intake.expect(round.asked | round.received)
                 self._set_deadline(self.scheduler.patience(round.phase, round.asked))
                 self.roster.assign("train", round.number, round.attempt, clients, self._ends)
                 started = pb.RoundStarted(clients=sorted(clients), attempt=round.attempt, received=len(round.received))
@@ -297,20 +317,21 @@ class RoundLoop:
         answers = await self.threads.in_database(trials_of, self.store, number, step)
         async with self.lock:
             self.verifying = Verifying(proposal, answers)
-            clients = self.verifying.to_ask(self.round.received, self.sessions, self.committer.downlink.codec)
+            participants, codec = self.verifying.participants, self.committer.downlink.codec
+            clients = self.verifying.to_ask(participants, self.sessions, codec)
             await self.apply(rounds.StepProposed(clients))
 
     async def _take_step(self) -> None:
         """The verification is over: the step that its answers speak for is taken."""
         assert self.verifying is not None
         verifying, updates = self.verifying, {client: self.intake.whole[client] for client in sorted(self.intake.whole)}
-        verdict = verifying.verdict(updates, self._settings.trying.terms())
+        verdict = verifying.verdict(self._settings.trying.terms())
         about = {"round": self.round.number}
         log.info("round %d: %s (%s)", self.round.number, verdict.outcome, verdict.reason, extra=about)
         committed = await self.threads.in_aggregator(
             self.committer.take, verifying.proposal, verdict.halvings, updates, self.threads.workers
         )
-        tried = {"verification": verifying.record(verdict, updates)}
+        tried = {"verification": verifying.record(verdict, verifying.participants)}
         await self._store_model(replace(committed, record=committed.record | tried), self._training_seconds)
 
     async def _store_model(self, committed: Committed, training_seconds: float) -> None:
@@ -325,6 +346,10 @@ class RoundLoop:
             "attempts": self.round.attempt + 1,
             "training_seconds": training_seconds,
         }
+        draw = None
+        if self.spending:
+            draw = self.spending.draw(*self.scheduler.lot_of(self.round))
+            record["privacy"] = {"where": self.spending.privacy.where, "drawn": draw is not None}
         keep = self._settings.keep_models
         writes = [
             self.store.commit_writes(committed.stored, record, keep),
@@ -335,6 +360,10 @@ class RoundLoop:
 
         # Before the next round's clients are chosen, which the same transaction does.
         updates = [update for update, _ in self.intake.whole.values()]
+        if self.spending:
+            clients = sorted(self.intake.whole)
+            writes += self.spending.commit_writes(self.round.number, clients, draw)
+            self.spending.committed(clients, draw)
         self.scheduler.counted(updates)
         told = self.aftermath.committed(self.round.number, updates, sorted(self.round.late))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,25 @@ from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Model
 from fairfleet.common.wire import report_out
 from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.admission import Finding
 from fairfleet.server.conflict_map import MOST_CLIENTS
 from fairfleet.server.diagnostics import Diagnostics
 from fairfleet.server.store import StoredUpdate
 
 Updates = Mapping[str, tuple[StoredUpdate, Model]]
+ELSEWHERE = frozenset(  # what is not sent, or not as it is recorded
+    (
+        "digest",
+        "contributions",
+        "diagnostics",
+        "history_evicted",
+        "measured",
+        "verification",
+        "cut_off",
+        "admission",
+        "privacy",
+    )
+)
 
 
 def record_of(round: int, digest: bytes, updates: Updates, diagnostics: Diagnostics) -> dict[str, Any]:
@@ -31,11 +46,15 @@ def record_of(round: int, digest: bytes, updates: Updates, diagnostics: Diagnost
             {"client": client, "weight": weight(diagnostics, client), "report": update.report.model_dump()}
             for client, (update, _) in updates.items()
         ],
-        "bytes_received": sum(update.size_bytes for update, _ in updates.values()),
         "promised": promised(diagnostics),
         "diagnostics": told,
         "unix_seconds": time.time(),
     }
+
+
+def admission_record(findings: Sequence[Finding]) -> dict[str, Any]:
+    """What was out of the ordinary; of most rounds nothing, and then nothing is kept."""
+    return {"admission": [asdict(one) for one in findings]} if findings else {}
 
 
 def promised(diagnostics: Diagnostics) -> float | None:
@@ -54,8 +73,7 @@ def weight(diagnostics: Diagnostics, client: str) -> float:
 
 def record_out(record: dict[str, Any], diagnostics_json: str | None = None) -> pb.RoundRecord:
     """As it is sent; `diagnostics_json` where they have been written out before."""
-    elsewhere = ("digest", "contributions", "diagnostics", "history_evicted", "measured", "verification", "cut_off")
-    plain = {key: value for key, value in record.items() if key not in elsewhere}
+    plain = {key: value for key, value in record.items() if key not in ELSEWHERE}
     contributions = [
         pb.ClientContribution(client=c["client"], weight=c["weight"], report=report_out(TrainReport(**c["report"])))
         for c in record["contributions"]
@@ -67,5 +85,6 @@ def record_out(record: dict[str, Any], diagnostics_json: str | None = None) -> p
         measured=pb.Measured(**record["measured"]) if record.get("measured") else None,
         verification=pb.Verification(**record["verification"]) if record.get("verification") else None,
         cut_off=[pb.CutOff(**one) for one in record.get("cut_off", ())],
+        admission=[pb.AdmissionFinding(**one) for one in record.get("admission", ())],
         **plain,
     )

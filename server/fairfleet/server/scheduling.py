@@ -7,13 +7,16 @@ found) and decides nothing by itself: the policies are pure functions, and what 
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from fairfleet.common import fairness
 from fairfleet.server import deadlines, rounds, selection
+from fairfleet.server.client_records import past_candidates
 from fairfleet.server.deadlines import Pace
 from fairfleet.server.endings import reason_to_end
+from fairfleet.server.evaluation_records import accuracies
 from fairfleet.server.rounds import Phase, Round
 from fairfleet.server.selection import Candidate
 from fairfleet.server.sessions import Session
@@ -25,15 +28,18 @@ class Scheduler:
     def __init__(self, settings: ServerSettings, store: Store) -> None:
         self._wanted, self._ending, self._seed = settings.round, settings.end.ending(), settings.seed
         self._verification_seconds = settings.trying.deadline_seconds
-        self._past = store.past_candidates()
-        accuracies = store.accuracies()
-        self._worst = {version: _worst_tenth(found) for version, found in accuracies.items()}
-        newest = max(accuracies, default=0)
-        self._evaluating = (newest, accuracies.get(newest, {}))  # it may still be under way
+        self._past = past_candidates(store)
+        found = accuracies(store)
+        self._worst = {version: _worst_tenth(of_clients) for version, of_clients in found.items()}
+        newest = max(found, default=0)
+        self._evaluating = (newest, found.get(newest, {}))  # it may still be under way
         self._durations: dict[tuple[str, int], float] = {}  # of trainings, by client and round; the newest last
         self._paces: dict[str, Pace] = {}
         self._cut_off: dict[tuple[str, int], float] = {}  # by client and round: when it was asked
         self._began_unix = store.began_unix()
+        private = settings.privacy is not None and settings.privacy.amplification
+        self._secret = (secrets.randbits(128),) if private else ()  # else whoever knows the seed knows who is drawn
+        self._lot: tuple[int, int, int] = (-1, 0, 0)  # the newest: round, drawn, among
 
     # ---- what it is told -----------------------------------------------------------------------
 
@@ -111,6 +117,16 @@ class Scheduler:
         worst = [self._worst[version] for version in sorted(self._worst)]
         return reason_to_end(self._ending, unix_seconds - self._began_unix, worst)
 
+    def next_lot(self, connected: int) -> tuple[int, int]:
+        """How many would be drawn now, among how many."""
+        places = self._wanted.clients or connected
+        return min(math.ceil(places * self._wanted.over_selection), connected), connected
+
+    def lot_of(self, round: Round) -> tuple[int, int]:
+        """How many clients were drawn for a round, and among how many; as if all were, where more were asked later."""
+        number, drawn, among = self._lot
+        return (drawn, among) if number == round.number and round.attempt == 0 else (0, 0)
+
     def too_few(self, connected: int) -> str:
         """In words, how many clients are missing."""
         needed = self._wanted.minimum_clients
@@ -136,8 +152,9 @@ class Scheduler:
 
     def _drawn(self, round: Round, candidates: list[Candidate], places: int) -> rounds.ClientsChosen:
         choose = selection.POLICIES[self._wanted.selection]
-        seed = (self._seed, round.number, round.attempt)
+        seed = (self._seed, round.number, round.attempt, *self._secret)
         chosen = choose(candidates, math.ceil(places * self._wanted.over_selection), seed)
+        self._lot = (round.number, len(chosen), len(candidates))
         return rounds.ClientsChosen(chosen, min(places, len(chosen)))
 
 

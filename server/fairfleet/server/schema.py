@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 metadata = sa.MetaData()
 meta = sa.Table("meta", metadata, sa.Column("key", sa.Text, primary_key=True), sa.Column("value", sa.Text))
@@ -89,4 +89,16 @@ history = sa.Table(
 )
 revocations = sa.Table(
     "revocations", metadata, sa.Column("client", sa.Text, primary_key=True), sa.Column("reason", sa.Text)
+)
+revoked_operators = sa.Table(
+    "revoked_operators", metadata, sa.Column("name", sa.Text, primary_key=True), sa.Column("reason", sa.Text)
+)
+tokens = sa.Table(
+    "tokens",
+    metadata,
+    sa.Column("client", sa.Text, primary_key=True),
+    sa.Column("digest", sa.Text, nullable=False),  # of the secret, which is nowhere
+    sa.Column("expires_unix", sa.Float, nullable=False),
+    sa.Column("certificate_seconds", sa.Float, nullable=False),  # for so long the certificate is valid that it gives
+    sa.Column("used_by", sa.Text),  # digest of the public key that it was used for; null: not yet
 )

@@ -23,10 +23,14 @@ from fairfleet.common.errors import StateDirError, UsageError
 from fairfleet.common.keepalive import SERVER_OPTIONS
 from fairfleet.common.tensors import Model
 from fairfleet.proto.v1 import fleet_pb2, operator_pb2
+from fairfleet.server.connection_limits import connection_limits, http_limits, keep_log_short
 from fairfleet.server.coordinator import Coordinator
+from fairfleet.server.downlink import DOWNLINK, Downlink
 from fairfleet.server.fleet_service import RAW_STREAMS, FleetService
+from fairfleet.server.guarding import ENROLMENT, Guarding, check_transport, http_token
 from fairfleet.server.handlers import service_handler
 from fairfleet.server.http_endpoint import HttpEndpoint
+from fairfleet.server.http_token import with_token
 from fairfleet.server.monitoring import Monitoring
 from fairfleet.server.operator_service import OperatorService
 from fairfleet.server.publication import Publication
@@ -62,6 +66,7 @@ def _found_federation(store: Store, settings: ServerSettings) -> None:
                 "--model model.safetensors."
             )
         return
+    _check_size(settings.model, settings.limits.model_bytes)
     model, _ = Model.load(settings.model)
     if store.has_federation:
         difference = store.signature().difference(model.signature)
@@ -72,20 +77,35 @@ def _found_federation(store: Store, settings: ServerSettings) -> None:
             )
         log.info("going on with the federation in %s; the given model is not used", settings.state_dir)
         return
-    store.create(settings.name, model, Publication.of(0, model).digest)
+    held_back = Downlink(model=settings.compression.model).rounded(model)
+    vectors = {} if held_back is None else {DOWNLINK: held_back}
+    store.create(settings.name, model, Publication.of(0, model).digest, vectors)
+
+
+def _check_size(model: Path, limit_bytes: int) -> None:
+    """Before it is read: every row of every round takes as much again."""
+    size = model.stat().st_size if model.exists() else 0  # what is not there is told of by whoever reads it
+    if size > limit_bytes:
+        raise UsageError(
+            f"{model} has {size} bytes; this server takes models of at most {limit_bytes}. Set limits.model_bytes "
+            "higher if that is meant."
+        )
 
 
 async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> None:
     """Runs until a signal, or, if so set, until the federation is finished. `ready` gets the address and the URL."""
     asked_to_stop = _signals()
+    check_transport(settings)
     # Idle BLAS threads spin for a while after each call, on cores that serving needs; ours share the work instead.
     threadpool_limits(1, user_api="blas")
     store = open_store(settings)
     try:
         with store.explained():
             coordinator = Coordinator(store, settings)
-        server = _grpc_server(coordinator, store)
-        address = _bind(server, settings.listen)
+            guarding = Guarding(coordinator, store, settings)
+        server = _grpc_server(coordinator, store, guarding)
+        address = guarding.bind(server, settings.listen)
+        guarding.bind_enrolment()
         async with _monitored(coordinator, store, settings) as (monitoring, url):
             healthy = health.aio.HealthServicer()
             health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
@@ -93,6 +113,7 @@ async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> 
                 await coordinator.start()
                 await monitoring.start()
             await server.start()
+            await guarding.start()
             await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
             gc.freeze()  # what was made so far stays: the collector need not look at it again and again
             ready(address, url)
@@ -101,6 +122,7 @@ async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> 
             finally:
                 await healthy.enter_graceful_shutdown()
                 coordinator.let_go()
+                await guarding.stop()
                 await server.stop(GRACE_SECONDS)
                 await coordinator.stop()
     finally:
@@ -114,7 +136,11 @@ async def _monitored(
     """Answers over HTTP from the first moment to the last, also while the coordinator starts and stops."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series per counter, which nothing here reads
     monitoring = Monitoring(coordinator, store)
-    endpoint = HttpEndpoint(settings.http.host, settings.http_port, monitoring.answer)
+    token = http_token(settings)
+    pages = with_token(monitoring.answer, token) if token else monitoring.answer
+    endpoint = HttpEndpoint(
+        settings.http.host, settings.http_port, pages, http_limits(settings.limits), coordinator.gate.refusals
+    )
     endpoint.start()
     try:
         yield monitoring, endpoint.url
@@ -123,29 +149,22 @@ async def _monitored(
         await endpoint.stop()
 
 
-def _grpc_server(coordinator: Coordinator, store: Store) -> grpc.aio.Server:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+def _grpc_server(coordinator: Coordinator, store: Store, guarding: Guarding) -> grpc.aio.Server:
+    keep_log_short()
+    options = (*SERVER_OPTIONS, *connection_limits(coordinator.settings.limits))
+    server = grpc.aio.server(options=options, interceptors=guarding.interceptors)
+    fleet = FleetService(coordinator)
+    operator = OperatorService(coordinator, store, guarding.operators, guarding.enrolling)
     server.add_generic_rpc_handlers(
         (
-            service_handler(FLEET, FleetService(coordinator), RAW_STREAMS),
-            service_handler(OPERATOR, OperatorService(coordinator, store), frozenset()),
+            service_handler(FLEET, fleet, RAW_STREAMS, coordinator.gate, fleet.admit),
+            service_handler(OPERATOR, operator, frozenset(), coordinator.gate),
+            guarding.service,
         )
     )
-    names = (FLEET.full_name, OPERATOR.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    names = (FLEET.full_name, OPERATOR.full_name, ENROLMENT.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     return server
-
-
-def _bind(server: grpc.aio.Server, listen: str) -> str:
-    host = listen.rpartition(":")[0]
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise UsageError(
-            f"cannot listen on {listen}: the port is in use, or the address is not this machine's. "
-            "Stop the other program or give another --listen."
-        ) from error
-    return f"{host}:{port}"
 
 
 def _signals() -> asyncio.Event:

@@ -44,6 +44,7 @@ class Session:
     fence: int
     member: Member
     last_seen: float
+    told: str = ""  # the task that it heard of last
     polls: int = 0  # calls of NextTask that wait now: while there is one, the lease does not run
 
     @property
@@ -77,7 +78,9 @@ class Sessions:
                 self._supersede(holder)
             self.remove(holder)
         elif len(self) >= self._limit:
-            raise LimitReached(f"{self._limit} clients are connected, which is this server's limit; come back later")
+            raise LimitReached(
+                f"{self._limit} clients are connected, which is this server's limit; come back later", reason="clients"
+            )
         self._fence += 1
         session = Session(secrets.token_hex(16), self._fence, member, now)
         self._by_id[session.id] = self._by_client[member.client] = session
@@ -86,8 +89,12 @@ class Sessions:
 
     def of(self, id: str, now: float) -> Session:
         """The session of a call, its lease renewed."""
+        session = self.find(id)
+        session.last_seen = now
+        return session
+
+    def find(self, id: str) -> Session:
         if session := self._by_id.get(id):
-            session.last_seen = now
             return session
         if client := self._superseded.get(id):
             raise taken_over(client)

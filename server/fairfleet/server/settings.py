@@ -12,16 +12,19 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
     field_validator,
     model_validator,
 )
 
-from fairfleet.common.codecs import codec_named
+from fairfleet.common.codecs import CHUNK_BYTES, codec_named
 from fairfleet.common.errors import BadRequest
 from fairfleet.common.plan import Plan
 from fairfleet.common.settings import Settings
+from fairfleet.server.admission import Admission
 from fairfleet.server.codec_policy import AUTO, CodecPolicy
 from fairfleet.server.endings import Ending
+from fairfleet.server.privacy import PrivacySettings, refusal
 from fairfleet.server.rounds import Policy
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
 from fairfleet.server.selection import Selection
@@ -99,11 +102,49 @@ class End(Part):
 
 
 class Limits(Part):
+    """What peers may take of the server. docs/limits.md: what they are told, and why the defaults suit honest ones."""
+
     clients: PositiveInt = Field(default=10_000, description="connected at the same time")
+    known_clients: PositiveInt = Field(default=100_000, description="names that ever took part")
     polls_per_second: PositiveInt = Field(
         default=200, description="of idle clients: larger fleets are told to come back later"
     )
+    joins_per_minute: PositiveInt = Field(default=120, description="of one client")
+    polls_per_minute: PositiveInt = Field(
+        default=60, description="of one client, of those that bring it nothing new; a poll that finds a task is free"
+    )
+    calls_per_minute: PositiveInt = Field(default=12_000, description="of one client; opened uploads are not counted")
+    message_bytes: int = Field(default=4 << 20, ge=CHUNK_BYTES + (1 << 16), le=64 << 20, description="of one message")
+    metadata_bytes: int = Field(default=16 << 10, ge=4 << 10, le=1 << 20, description="of one call's metadata")
+    model_bytes: PositiveInt = Field(default=16 << 30, description="of the initial model's file")
     upload_bytes: PositiveInt | None = Field(default=None, description="of one update; default: what raw32 needs")
+    uploads: PositiveInt = Field(default=512, description="received at the same time; others wait for their turn")
+    uploads_per_client: PositiveInt = Field(
+        default=4, description="at the same time: one, and those that a bad link has cut off"
+    )
+    downloads_per_client: PositiveInt = Field(default=4, description="at the same time")
+    idle_seconds: PositiveFloat = Field(
+        default=300.0,
+        description="for which a stream may send or read nothing; a link must move a chunk of 1 MiB in so long",
+    )
+    handshake_seconds: PositiveFloat = Field(default=20.0, description="for a new connection to become one")
+    connections: PositiveInt | None = Field(
+        default=None, description="open; default: 2 for each of `clients`, and 1000"
+    )
+    streams_per_connection: PositiveInt = Field(default=256, description="calls under way over one connection")
+    http_connections: PositiveInt = Field(default=256, description="open at the HTTP endpoint; each holds a thread")
+    http_viewers: PositiveInt = Field(default=64, description="of the page at the same time")
+    http_header_bytes: PositiveInt = Field(default=16 << 10, description="of one request: its line and its headers")
+    http_seconds: PositiveFloat = Field(default=30.0, description="for a request to come, and for its answer to go")
+
+    @property
+    def most_connections(self) -> int:
+        return self.connections or 2 * self.clients + 1000
+
+    @property
+    def most_calls(self) -> int:
+        """Under way at the same time: a poll and a transfer of every client, and some for operators."""
+        return 2 * self.clients + 1000
 
 
 class Compression(Part):
@@ -111,6 +152,9 @@ class Compression(Part):
     clients: dict[str, str] = Field(default={}, description="by client: its own codec, or auto")
     downlink: str = Field(default="raw32", description="of models; a lossy codec sends what changed in a round")
     changes: PositiveInt = Field(default=4, description="rounds back that a client can be brought up to date from")
+    model: Literal["raw32", "fp16", "bf16", "int8"] = Field(
+        default="raw32", description="every model is rounded to it, and sent whole in it; the rest is held back"
+    )
     auto_upload_seconds: PositiveFloat = Field(
         default=10.0,
         description="codec auto: the finest whose upload takes no longer over the client's measured uplink",
@@ -145,6 +189,8 @@ class Http(Part):
         default=100,
         description="series per client in /metrics, as long as no more clients than this are known; 0: never",
     )
+    token: SecretStr | None = Field(default=None, description="what callers must show; default: nothing")
+    token_file: Path | None = Field(default=None, description="the file that it is in, instead")
 
 
 class Named(BaseModel):
@@ -162,6 +208,11 @@ class ServerSettings(Settings):
     name: str = Field(default="federation", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     listen: str = Field(default="127.0.0.1:8440", description="host:port; port 0 takes a free one")
     http: Http = Http()
+    pki: Path | None = Field(default=None, description="folder of `fairfleet pki init`: serve with TLS")
+    enrolment: str | None = Field(
+        default=None, description="host:port for devices with a token; needs ca.key in the pki folder; default: none"
+    )
+    insecure: bool = Field(default=False, description="let `listen` be another machine's to reach without TLS")
     state_dir: Path = Path("fairfleet-state")
     database: str | None = Field(
         default=None, description="postgresql+psycopg://user:password@host/name; default: SQLite in state_dir"
@@ -174,7 +225,11 @@ class ServerSettings(Settings):
     verification: VerificationSettings | None = Field(
         default=None, description="of every step by the participants, before it is taken; default: none"
     )
+    admission: Admission = Field(
+        default=Admission(), description="what is done about updates out of the ordinary; default: they are counted"
+    )
     history: HistorySettings = HistorySettings()
+    privacy: PrivacySettings | None = Field(default=None, description="differential privacy of clients; default: none")
     rule: Named = Field(default=Named(name="fedavg"), description="see `fairfleet rules`")
     optimizer: Named | None = Field(default=None, description="after the rule, instead of the rule's own")
     plan: Plan = Plan()
@@ -194,9 +249,11 @@ class ServerSettings(Settings):
     def _known_codec(cls, name: str) -> str:
         return known_codec(name)
 
-    @field_validator("listen")
+    @field_validator("listen", "enrolment")
     @classmethod
-    def _host_and_port(cls, listen: str) -> str:
+    def _host_and_port(cls, listen: str | None) -> str | None:
+        if listen is None:
+            return None
         host, _, port = listen.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise ValueError("must be host:port, for example 127.0.0.1:8440 or [::1]:8440")
@@ -209,6 +266,22 @@ class ServerSettings(Settings):
         except RuleError as error:
             raise ValueError(str(error)) from None
         return self
+
+    @model_validator(mode="after")
+    def _private_enough(self) -> ServerSettings:
+        if self.privacy is None:
+            return self
+        made = self.recipe()
+        tries_steps = self.verification is not None or made.rule.needs().line_search
+        if why := refusal(self.privacy, made, tries_steps, self.round.selection, self.admission):
+            raise ValueError(why)
+        return self
+
+    @property
+    def cohort(self) -> int:
+        """What a sum with noise is divided by: settled beforehand, whoever answers."""
+        wanted = self.privacy.cohort if self.privacy else None
+        return wanted or self.round.clients or self.round.minimum_clients
 
     @property
     def http_port(self) -> int:

@@ -11,8 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,18 +24,18 @@ from pydantic import ValidationError
 from sqlalchemy.engine import Connection
 
 from fairfleet.common.errors import StateDirError
-from fairfleet.common.reports import Evaluation, TrainReport
+from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Model, Signature
 from fairfleet.server import descent_records, faults
 from fairfleet.server.database import FILE, Database
 from fairfleet.server.durable import make_folder, write_durably
-from fairfleet.server.journal import event_from_json, event_to_json, round_from_json, round_to_json
+from fairfleet.server.facts import Write, writing
+from fairfleet.server.journal import event_to_json, round_from_json, round_to_json
 from fairfleet.server.migrations import MIGRATIONS
-from fairfleet.server.rounds import ClientsChosen, Event, Round
+from fairfleet.server.rounds import Event, Round
 from fairfleet.server.rules.base import PastRow
 from fairfleet.server.schema import (
     SCHEMA_VERSION,
-    evaluations,
     history,
     journal,
     meta,
@@ -46,7 +46,6 @@ from fairfleet.server.schema import (
     updates,
 )
 from fairfleet.server.sealed import save_vectors
-from fairfleet.server.selection import Candidate
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,6 @@ _UPDATE = updates.insert()
 _FORGET = history.delete().where(history.c.client == sa.bindparam("whose"), history.c.round == sa.bindparam("number"))
 _ROUND = meta.update().where(meta.c.key == "round").values(value=sa.bindparam("now"))
 
-Write = Callable[[Connection], None]
 Fact = tuple[Round, Event, Round]  # an event, the round it met, and the round it led to
 
 
@@ -118,7 +116,7 @@ class Store:
         """Round whatever reads many facts: what cannot be read is said to be damaged, and where."""
         return _explained(self.folder, self._elsewhere)
 
-    def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+    def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
         """Facts, as they stand."""
         with self._reading() as connection:
             return connection.execute(query).all()
@@ -180,14 +178,14 @@ class Store:
     def has_federation(self) -> bool:
         return self._get("signature") is not None
 
-    def create(self, name: str, model: Model, digest: bytes) -> None:
-        """The beginning: version 0 and a round that waits for clients."""
-        file = self.write_model(0, model)
+    def create(self, name: str, model: Model, digest: bytes, vectors: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """The beginning: version 0 and a round that waits for clients. The vectors are kept with the model."""
+        file, vectors_file = self.write_model(0, model), self.write_vectors(0, vectors or {})
         with self._engine.begin() as connection:
             _put(connection, "federation", name)
             _put(connection, "signature", model.signature.to_json())
             _put(connection, "round", round_to_json(Round(0)))
-            _name_model(connection, StoredModel(0, digest, file))
+            _name_model(connection, StoredModel(0, digest, file, None, vectors_file))
         faults.passed("transaction of a new federation")
 
     @property
@@ -246,7 +244,7 @@ class Store:
             "report": update.report.model_dump_json(),
             "unix_seconds": time.time(),
         }
-        return lambda connection: _run(connection, _UPDATE, row)
+        return writing(_UPDATE, row)
 
     def history_write(self, kept: Sequence[StoredUpdate], forgotten: Sequence[PastRow] = ()) -> Write:
         """Names the rows that stand for their clients from now on, if they are newer than those that did.
@@ -334,60 +332,6 @@ class Store:
         with self._reading() as connection:
             found = [json.loads(record) for record in connection.scalars(query)]
         return descent_records.completed(self, found, first, last)
-
-    def first_losses(self) -> dict[str, float]:
-        """Per client: the loss of the received model at its first update."""
-        first = sa.select(updates.c.client, sa.func.min(updates.c.round).label("round")).group_by(updates.c.client)
-        earliest = first.subquery()
-        query = sa.select(updates.c.client, updates.c.report).join(
-            earliest, (updates.c.client == earliest.c.client) & (updates.c.round == earliest.c.round)
-        )
-        with self._reading() as connection:
-            rows = connection.execute(query).all()
-        return {client: TrainReport.model_validate_json(text).loss_before for client, text in rows}
-
-    def past_candidates(self, before: int | None = None) -> dict[str, Candidate]:
-        """Per client: the newest round that it took part in, perhaps before a given one, and its loss then."""
-        newest = sa.select(updates.c.client, sa.func.max(updates.c.round).label("round")).group_by(updates.c.client)
-        latest = (newest if before is None else newest.where(updates.c.round < before)).subquery()
-        query = sa.select(updates.c.client, updates.c.round, updates.c.report).join(
-            latest, (updates.c.client == latest.c.client) & (updates.c.round == latest.c.round)
-        )
-        with self._reading() as connection:
-            rows = connection.execute(query).all()
-        return {
-            client: Candidate(client, last_round=number, loss=TrainReport.model_validate_json(text).loss_before)
-            for client, number, text in rows
-        }
-
-    def update_counts(self, before: int) -> dict[str, tuple[int, int]]:
-        """Per client: how many updates it gave in rounds before this one, and the round of the newest."""
-        query = sa.select(updates.c.client, sa.func.count(), sa.func.max(updates.c.round))
-        query = query.where(updates.c.round < before).group_by(updates.c.client)
-        with self._reading() as connection:
-            return {client: (count, newest) for client, count, newest in connection.execute(query)}
-
-    def times_asked(self) -> dict[str, tuple[int, int]]:
-        """Per client: how often it was asked to train, and in which round last."""
-        query = sa.select(journal.c.round, journal.c.event).where(journal.c.event.like('%"ClientsChosen"%'))
-        asked: dict[str, tuple[int, int]] = {}
-        with self._reading() as connection:
-            for number, text in connection.execute(query.order_by(journal.c.sequence)):
-                event = event_from_json(text)
-                if isinstance(event, ClientsChosen) and event.wanted:  # an evaluation wants no number of updates
-                    for client in event.clients:
-                        asked[client] = (asked.get(client, (0, 0))[0] + 1, number)
-        return asked
-
-    def last_heard(self) -> dict[str, float]:
-        """Per client: when its newest update or evaluation was recorded."""
-        heard: dict[str, float] = {}
-        with self._reading() as connection:
-            for table in (updates, evaluations):
-                query = sa.select(table.c.client, sa.func.max(table.c.unix_seconds)).group_by(table.c.client)
-                for client, unix in connection.execute(query):
-                    heard[client] = max(unix, heard.get(client, 0.0))
-        return heard
 
     # ---- models --------------------------------------------------------------------------------
 
@@ -481,76 +425,7 @@ class Store:
             os.replace(free, path)
         return path
 
-    # ---- evaluations and revocations -----------------------------------------------------------
-
-    def evaluation_write(self, version: int, client: str, evaluation: Evaluation | None, failure: str) -> Write:
-        row = {
-            "version": version,
-            "client": client,
-            "evaluation": evaluation.model_dump_json() if evaluation else None,
-            "failure": failure,
-            "unix_seconds": time.time(),
-        }
-        return lambda connection: _run(connection, evaluations.insert(), row)
-
-    def evaluations_of(self, version: int) -> dict[str, Evaluation]:
-        query = sa.select(evaluations.c.client, evaluations.c.evaluation).where(
-            evaluations.c.version == version, evaluations.c.evaluation.is_not(None)
-        )
-        with self._reading() as connection:
-            return {client: Evaluation.model_validate_json(text) for client, text in connection.execute(query)}
-
-    def evaluated_unix(self, version: int) -> float:
-        """When the last word on this version came in."""
-        query = sa.select(sa.func.max(evaluations.c.unix_seconds)).where(evaluations.c.version == version)
-        with self._reading() as connection:
-            return float(connection.scalar(query) or 0.0)
-
-    def evaluation_failures(self, version: int) -> dict[str, str]:
-        """Who gave no result for this version, and why."""
-        query = sa.select(evaluations.c.client, evaluations.c.failure).where(
-            evaluations.c.version == version, evaluations.c.evaluation.is_(None)
-        )
-        with self._reading() as connection:
-            return {row.client: row.failure for row in connection.execute(query)}
-
-    def accuracies(self) -> dict[int, dict[str, float]]:
-        """Of every version that was evaluated, by version and client."""
-        query = sa.select(evaluations.c.version, evaluations.c.client, evaluations.c.evaluation)
-        found: dict[int, dict[str, float]] = defaultdict(dict)
-        with self._reading() as connection:
-            for version, client, text in connection.execute(query.where(evaluations.c.evaluation.is_not(None))):
-                accuracy = Evaluation.model_validate_json(text).accuracy
-                if accuracy is not None:
-                    found[version][client] = accuracy
-        return dict(found)
-
-    def evaluated_versions(self, last: int, count: int, *, with_results: bool = False) -> list[int]:
-        """The newest versions, up to `last`, that clients were to evaluate; newest first. A count of -1: all.
-
-        `with_results`: only those that some client could evaluate.
-        """
-        query = sa.select(evaluations.c.version).where(evaluations.c.version <= last)
-        if with_results:
-            query = query.where(evaluations.c.evaluation.is_not(None))
-        query = query.distinct().order_by(evaluations.c.version.desc())
-        query = query if count < 0 else query.limit(count)
-        with self._reading() as connection:
-            return list(connection.scalars(query))
-
-    def newest_evaluations(self) -> dict[str, tuple[int, Evaluation]]:
-        newest = sa.select(evaluations.c.client, sa.func.max(evaluations.c.version).label("version")).where(
-            evaluations.c.evaluation.is_not(None)
-        )
-        latest = newest.group_by(evaluations.c.client).subquery()
-        query = sa.select(evaluations.c.client, evaluations.c.version, evaluations.c.evaluation).join(
-            latest, (evaluations.c.client == latest.c.client) & (evaluations.c.version == latest.c.version)
-        )
-        with self._reading() as connection:
-            return {
-                client: (version, Evaluation.model_validate_json(text))
-                for client, version, text in connection.execute(query)
-            }
+    # ---- revocations ---------------------------------------------------------------------------
 
     def revoke(self, client: str, reason: str) -> None:
         with self._engine.begin() as connection:
@@ -570,10 +445,6 @@ def _round_prefix(round_number: int) -> str:
 def _name_model(connection: Connection, model: StoredModel) -> None:
     row = {**asdict(model), "digest": model.digest.hex(), "unix_seconds": time.time()}
     connection.execute(models.insert(), row)
-
-
-def _run(connection: Connection, statement: sa.Insert, row: dict[str, Any]) -> None:
-    connection.execute(statement, row)
 
 
 @contextmanager

@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from fairfleet.common.errors import BadReport, Corrupted, NotFinite, Refused
+
 
 @dataclass
 class Traffic:
@@ -16,6 +18,7 @@ class Traffic:
     encoded: Counter[str] = field(default_factory=Counter)  # updates that are whole
     decoded: Counter[str] = field(default_factory=Counter)  # the same as float32
     outcomes: Counter[str] = field(default_factory=Counter)  # of updates: late, repeated, refused
+    refusals: Counter[str] = field(default_factory=Counter)  # of updates as they arrive: form, finite, report
     resumed: int = 0  # uploads that went on where they had broken off
 
     @property
@@ -35,6 +38,13 @@ class Traffic:
     def completed(self, codec: str, encoded_bytes: int, decoded_bytes: int) -> None:
         self.encoded[family(codec)] += encoded_bytes
         self.decoded[family(codec)] += decoded_bytes
+
+    def refused(self, error: Refused) -> None:
+        """An update, as it was announced or came in."""
+        self.outcomes["refused"] += 1
+        if not isinstance(error, Corrupted):  # whose bytes were damaged on the way: nothing is known of the update
+            kinds: dict[type[Refused], str] = {NotFinite: "finite", BadReport: "report"}
+            self.refusals[kinds.get(type(error), "form")] += 1
 
 
 def family(codec: str) -> str:

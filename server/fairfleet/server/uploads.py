@@ -183,7 +183,8 @@ def check_announced(announced: Announced, limit_bytes: int) -> None:
     if announced.size_bytes > limit_bytes:
         raise LimitReached(
             f"client {announced.client} declared {announced.size_bytes} bytes for round {announced.round}; this "
-            f"server takes at most {limit_bytes}. Set limits.upload_bytes higher here, or send with a smaller codec."
+            f"server takes at most {limit_bytes}. Set limits.upload_bytes higher here, or send with a smaller codec.",
+            reason="upload_bytes",
         )
     if len(announced.digest) != 32:
         raise BadRequest(f"an update's digest has 32 bytes; found {len(announced.digest)}")

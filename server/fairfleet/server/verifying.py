@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fairfleet.common.codecs import needs
 from fairfleet.common.errors import BadRequest
 from fairfleet.server.committing import Proposal
-from fairfleet.server.round_records import Updates
+from fairfleet.server.rules import Report
 from fairfleet.server.sessions import Member, Sessions
 from fairfleet.server.verification import Terms, Verdict, decide, speaks
 
@@ -58,8 +58,13 @@ class Verifying:
     def take(self, client: str, found: Found) -> None:
         self._answers[client] = found
 
-    def verdict(self, updates: Updates, terms: Terms) -> Verdict:
-        before = {client: update.report.loss_before for client, (update, _) in updates.items()}
+    @property
+    def participants(self) -> Mapping[str, Report]:
+        """Whose updates the step is made of, with what was admitted of their reports."""
+        return self.proposal.made.taken.reports
+
+    def verdict(self, terms: Terms) -> Verdict:
+        before = {client: report.loss for client, report in self.participants.items()}
         answers = {client: found for client, found in self._answers.items() if found is not None and client in before}
         return decide(self.proposal.trials, terms, before, answers, self.proposal.rate)
 

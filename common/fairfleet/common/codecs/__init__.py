@@ -7,6 +7,7 @@ A codec knows nothing of tensors or streams; proto/FORMAT.md describes the bytes
 from fairfleet.common.codecs.base import CHUNK_BYTES, CHUNK_ELEMENTS, Buffer, Codec, Seed
 from fairfleet.common.codecs.names import ABILITIES, EXAMPLES, RAW32, agree, codec_named, needs
 from fairfleet.common.codecs.roundtrip import roundtrip
+from fairfleet.common.codecs.steady import STEADY, is_exact, round_to, steady_codec
 
 __all__ = [
     "ABILITIES",
@@ -14,11 +15,15 @@ __all__ = [
     "CHUNK_ELEMENTS",
     "EXAMPLES",
     "RAW32",
+    "STEADY",
     "Buffer",
     "Codec",
     "Seed",
     "agree",
     "codec_named",
+    "is_exact",
     "needs",
+    "round_to",
     "roundtrip",
+    "steady_codec",
 ]

@@ -33,26 +33,26 @@ class QuantizedCodec:
         self.elements_per_chunk = fitting_elements(self.largest)
 
     def largest(self, elements: int) -> int:
-        return self._scale_bytes(elements) + (-(-elements // 2) if self._packed else elements)
+        return self.scale_bytes(elements) + (-(-elements // 2) if self._packed else elements)
 
-    def _scale_bytes(self, elements: int) -> int:
+    def scale_bytes(self, elements: int) -> int:
         return 4 * -(-elements // self.block)
 
     def encode(self, values: Vector, seed: Seed = ()) -> Buffer:
         out = np.empty(self.largest(len(values)), np.uint8)
-        scale_bytes = self._scale_bytes(len(values))
+        scale_bytes = self.scale_bytes(len(values))
         scales, codes = out[:scale_bytes].view("<f4"), out[scale_bytes:]
         dither = np.random.SFC64(seed or (0,))
         scratch = np.empty((min(BATCH_ELEMENTS, len(values) + self.block) // self.block, self.block), np.float32)
-        for span, blocks in self._batches(len(values)):
-            padded = _padded(values[span], self.block)
+        for span, blocks in self.batches(len(values)):
+            padded = as_blocks(values[span], self.block)
             rounded, scales[blocks] = quantize(padded, self.levels, dither, scratch[: len(padded)])
             self._store(rounded.reshape(-1)[: span.stop - span.start], codes, span.start)
         return out.data
 
     def decode(self, data: Buffer, out: Vector) -> None:
         check_length(self.name, data, len(out), self.largest(len(out)))
-        scale_bytes = self._scale_bytes(len(out))
+        scale_bytes = self.scale_bytes(len(out))
         scales = np.frombuffer(data[:scale_bytes], "<f4")
         check_scales(self.name, scales, 2.0**127 / (self.levels + 1))
         codes = np.frombuffer(data[scale_bytes:], np.uint8)
@@ -69,7 +69,7 @@ class QuantizedCodec:
         else:
             codes.view(np.int8)[first : first + len(rounded)] = rounded
 
-    def _batches(self, elements: int) -> Iterator[tuple[slice, slice]]:
+    def batches(self, elements: int) -> Iterator[tuple[slice, slice]]:
         for first in range(0, elements, BATCH_ELEMENTS):
             end = min(first + BATCH_ELEMENTS, elements)
             yield slice(first, end), slice(first // self.block, -(-end // self.block))
@@ -82,7 +82,7 @@ def quantize(
 
     `scratch` has the shape of `blocks`: fresh memory would cost as much as the arithmetic.
     """
-    peaks = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
+    peaks = np.abs(blocks, out=scratch).max(axis=1)
     if peaks.max() > LARGEST_VALUE:
         blocks = np.clip(blocks, -LARGEST_VALUE, LARGEST_VALUE)
         peaks = np.minimum(peaks, np.float32(LARGEST_VALUE))
@@ -135,7 +135,7 @@ def unpack_nibbles(codes: Bytes, out: Vector) -> None:
         out[-1] = _PAIRS[codes[-1], 0]
 
 
-def _padded(values: Vector, block: int) -> NDArray[np.float32]:
+def as_blocks(values: Vector, block: int) -> NDArray[np.float32]:
     if len(values) % block == 0:
         return values.reshape(-1, block)
     padded = np.zeros((-(-len(values) // block), block), np.float32)

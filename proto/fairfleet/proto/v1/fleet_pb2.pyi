@@ -45,7 +45,7 @@ class _OutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     OUTCOME_UNSPECIFIED: _Outcome.ValueType  # 0
     OUTCOME_COUNTED: _Outcome.ValueType  # 1
-    """part of the round"""
+    """part of the round; should it be judged out of the ordinary there, the round's record says so"""
     OUTCOME_HISTORY: _Outcome.ValueType  # 2
     """too late for its round; stands for the client in rounds that it misses"""
     OUTCOME_IGNORED: _Outcome.ValueType  # 3
@@ -55,7 +55,7 @@ class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
 
 OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
 OUTCOME_COUNTED: Outcome.ValueType  # 1
-"""part of the round"""
+"""part of the round; should it be judged out of the ordinary there, the round's record says so"""
 OUTCOME_HISTORY: Outcome.ValueType  # 2
 """too late for its round; stands for the client in rounds that it misses"""
 OUTCOME_IGNORED: Outcome.ValueType  # 3
@@ -77,6 +77,7 @@ class JoinRequest(google.protobuf.message.Message):
     SOFTWARE_FIELD_NUMBER: builtins.int
     VERIFIES_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
+    PROTECTS_FIELD_NUMBER: builtins.int
     client: builtins.str
     """the identity: 1 to 64 of a-z A-Z 0-9 . _ -"""
     instance: builtins.str
@@ -94,6 +95,8 @@ class JoinRequest(google.protobuf.message.Message):
     """this client can do a VerifyTask"""
     since: builtins.int
     """the fence that this process's first Join was answered; 0: this is its first"""
+    protects: builtins.bool
+    """this client does what TrainTask.privacy and EvaluateTask.privacy say"""
     @property
     def codecs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """known to this client, best first: codecs, and topk and zstd for all made with them"""
@@ -116,9 +119,10 @@ class JoinRequest(google.protobuf.message.Message):
         software: builtins.str = ...,
         verifies: builtins.bool = ...,
         since: builtins.int = ...,
+        protects: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["signature", b"signature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "codecs", b"codecs", "device", b"device", "instance", b"instance", "protocol_version", b"protocol_version", "signature", b"signature", "since", b"since", "software", b"software", "test_samples", b"test_samples", "train_samples", b"train_samples", "verifies", b"verifies"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "codecs", b"codecs", "device", b"device", "instance", b"instance", "protects", b"protects", "protocol_version", b"protocol_version", "signature", b"signature", "since", b"since", "software", b"software", "test_samples", b"test_samples", "train_samples", b"train_samples", "verifies", b"verifies"]) -> None: ...
 
 Global___JoinRequest: typing_extensions.TypeAlias = JoinRequest
 
@@ -221,6 +225,7 @@ class ModelRef(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     CHANGES_FIELD_NUMBER: builtins.int
+    COMPACT_FIELD_NUMBER: builtins.int
     version: builtins.int
     """committed rounds: the model of round t is version t"""
     digest: builtins.bytes
@@ -231,6 +236,10 @@ class ModelRef(google.protobuf.message.Message):
     def changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Change]:
         """that lead to this version, each from the one before it; empty: fetch it whole"""
 
+    @property
+    def compact(self) -> Global___Compact:
+        """the same model in fewer bytes; absent: there is none that this client can read"""
+
     def __init__(
         self,
         *,
@@ -238,10 +247,38 @@ class ModelRef(google.protobuf.message.Message):
         digest: builtins.bytes = ...,
         size_bytes: builtins.int = ...,
         changes: collections.abc.Iterable[Global___Change] | None = ...,
+        compact: Global___Compact | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["changes", b"changes", "digest", b"digest", "size_bytes", b"size_bytes", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["compact", b"compact"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "compact", b"compact", "digest", b"digest", "size_bytes", b"size_bytes", "version", b"version"]) -> None: ...
 
 Global___ModelRef: typing_extensions.TypeAlias = ModelRef
+
+@typing.final
+class Compact(google.protobuf.message.Message):
+    """A whole model in a codec that loses nothing of it, see FORMAT.md."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CODEC_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    codec: builtins.str
+    """of its parameters"""
+    digest: builtins.bytes
+    """of this stream; the model's own is ModelRef.digest"""
+    size_bytes: builtins.int
+    """of this stream"""
+    def __init__(
+        self,
+        *,
+        codec: builtins.str = ...,
+        digest: builtins.bytes = ...,
+        size_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["codec", b"codec", "digest", b"digest", "size_bytes", b"size_bytes"]) -> None: ...
+
+Global___Compact: typing_extensions.TypeAlias = Compact
 
 @typing.final
 class Change(google.protobuf.message.Message):
@@ -254,6 +291,7 @@ class Change(google.protobuf.message.Message):
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     CODEC_FIELD_NUMBER: builtins.int
     HALVINGS_FIELD_NUMBER: builtins.int
+    ROUNDED_FIELD_NUMBER: builtins.int
     version: builtins.int
     """that it leads to"""
     digest: builtins.bytes
@@ -264,6 +302,8 @@ class Change(google.protobuf.message.Message):
     """of its parameters"""
     halvings: builtins.int
     """the change is 2^-halvings times what the stream's parameters say"""
+    rounded: builtins.str
+    """the sum is rounded to what this codec can say, see FORMAT.md; empty: it is not"""
     def __init__(
         self,
         *,
@@ -272,8 +312,9 @@ class Change(google.protobuf.message.Message):
         size_bytes: builtins.int = ...,
         codec: builtins.str = ...,
         halvings: builtins.int = ...,
+        rounded: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["codec", b"codec", "digest", b"digest", "halvings", b"halvings", "size_bytes", b"size_bytes", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["codec", b"codec", "digest", b"digest", "halvings", b"halvings", "rounded", b"rounded", "size_bytes", b"size_bytes", "version", b"version"]) -> None: ...
 
 Global___Change: typing_extensions.TypeAlias = Change
 
@@ -289,6 +330,7 @@ class TrainTask(google.protobuf.message.Message):
     SECONDS_LEFT_FIELD_NUMBER: builtins.int
     REPORT_GRADIENT_NORM_FIELD_NUMBER: builtins.int
     ERROR_FEEDBACK_FIELD_NUMBER: builtins.int
+    PRIVACY_FIELD_NUMBER: builtins.int
     id: builtins.str
     round: builtins.int
     codec: builtins.str
@@ -303,6 +345,10 @@ class TrainTask(google.protobuf.message.Message):
     def model(self) -> Global___ModelRef: ...
     @property
     def plan(self) -> Global___Plan: ...
+    @property
+    def privacy(self) -> Global___Privacy:
+        """what to do before anything is sent; left out: nothing"""
+
     def __init__(
         self,
         *,
@@ -314,11 +360,72 @@ class TrainTask(google.protobuf.message.Message):
         seconds_left: builtins.float = ...,
         report_gradient_norm: builtins.bool = ...,
         error_feedback: builtins.bool = ...,
+        privacy: Global___Privacy | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["model", b"model", "plan", b"plan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["codec", b"codec", "error_feedback", b"error_feedback", "id", b"id", "model", b"model", "plan", b"plan", "report_gradient_norm", b"report_gradient_norm", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["model", b"model", "plan", b"plan", "privacy", b"privacy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["codec", b"codec", "error_feedback", b"error_feedback", "id", b"id", "model", b"model", "plan", b"plan", "privacy", b"privacy", "report_gradient_norm", b"report_gradient_norm", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
 
 Global___TrainTask: typing_extensions.TypeAlias = TrainTask
+
+@typing.final
+class Privacy(google.protobuf.message.Message):
+    """What a client does to its update before it is encoded, and to the numbers beside it. The noise comes from the client's own
+    secure generator, never from the plan's seed.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLIP_FIELD_NUMBER: builtins.int
+    NOISE_MULTIPLIER_FIELD_NUMBER: builtins.int
+    REPORTS_FIELD_NUMBER: builtins.int
+    clip: builtins.float
+    """a longer update is shortened to this norm; 0: the update stays as it is"""
+    noise_multiplier: builtins.float
+    """Gaussian noise on every parameter, with a standard deviation of so many times clip"""
+    @property
+    def reports(self) -> Global___ReportNoise:
+        """left out: they are sent as they are"""
+
+    def __init__(
+        self,
+        *,
+        clip: builtins.float = ...,
+        noise_multiplier: builtins.float = ...,
+        reports: Global___ReportNoise | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["reports", b"reports"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clip", b"clip", "noise_multiplier", b"noise_multiplier", "reports", b"reports"]) -> None: ...
+
+Global___Privacy: typing_extensions.TypeAlias = Privacy
+
+@typing.final
+class ReportNoise(google.protobuf.message.Message):
+    """Reported values are kept between 0 and their bound, get Gaussian noise, and are brought between them again."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NOISE_MULTIPLIER_FIELD_NUMBER: builtins.int
+    LOSS_BOUND_FIELD_NUMBER: builtins.int
+    GRADIENT_BOUND_FIELD_NUMBER: builtins.int
+    ACCURACY_FIELD_NUMBER: builtins.int
+    noise_multiplier: builtins.float
+    """standard deviation in units of each value's bound"""
+    loss_bound: builtins.float
+    gradient_bound: builtins.float
+    """of gradient norms; that of an accuracy is 1"""
+    accuracy: builtins.bool
+    """of training is reported, too"""
+    def __init__(
+        self,
+        *,
+        noise_multiplier: builtins.float = ...,
+        loss_bound: builtins.float = ...,
+        gradient_bound: builtins.float = ...,
+        accuracy: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accuracy", b"accuracy", "gradient_bound", b"gradient_bound", "loss_bound", b"loss_bound", "noise_multiplier", b"noise_multiplier"]) -> None: ...
+
+Global___ReportNoise: typing_extensions.TypeAlias = ReportNoise
 
 @typing.final
 class EvaluateTask(google.protobuf.message.Message):
@@ -327,19 +434,25 @@ class EvaluateTask(google.protobuf.message.Message):
     ID_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     SECONDS_LEFT_FIELD_NUMBER: builtins.int
+    PRIVACY_FIELD_NUMBER: builtins.int
     id: builtins.str
     seconds_left: builtins.float
     @property
     def model(self) -> Global___ModelRef: ...
+    @property
+    def privacy(self) -> Global___Privacy:
+        """its `reports` concern the evaluation"""
+
     def __init__(
         self,
         *,
         id: builtins.str = ...,
         model: Global___ModelRef | None = ...,
         seconds_left: builtins.float = ...,
+        privacy: Global___Privacy | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["id", b"id", "model", b"model", "seconds_left", b"seconds_left"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["model", b"model", "privacy", b"privacy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "model", b"model", "privacy", b"privacy", "seconds_left", b"seconds_left"]) -> None: ...
 
 Global___EvaluateTask: typing_extensions.TypeAlias = EvaluateTask
 
@@ -470,11 +583,14 @@ class FetchModelRequest(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
     CHANGE_FIELD_NUMBER: builtins.int
+    COMPACT_FIELD_NUMBER: builtins.int
     session: builtins.str
     version: builtins.int
     offset_bytes: builtins.int
     change: builtins.bool
     """not the model, but the change that leads to it"""
+    compact: builtins.bool
+    """the model as ModelRef.compact"""
     def __init__(
         self,
         *,
@@ -482,8 +598,9 @@ class FetchModelRequest(google.protobuf.message.Message):
         version: builtins.int = ...,
         offset_bytes: builtins.int = ...,
         change: builtins.bool = ...,
+        compact: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["change", b"change", "offset_bytes", b"offset_bytes", "session", b"session", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["change", b"change", "compact", b"compact", "offset_bytes", b"offset_bytes", "session", b"session", "version", b"version"]) -> None: ...
 
 Global___FetchModelRequest: typing_extensions.TypeAlias = FetchModelRequest
 

@@ -178,7 +178,8 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchMo
                       broke, perhaps because the server restarted, and a Join before the retry saves asking in vain.
     UNAUTHENTICATED   the session is unknown (the server restarted, or the lease ended): Join again, then retry.
     ABORTED           the session was superseded by a Join of another process: stop; do not Join again.
-    PERMISSION_DENIED the client was revoked: stop.
+    PERMISSION_DENIED the client was revoked, or its certificate does not speak for the client, session or upload that the
+                      call names, or has ended: stop.
     INVALID_ARGUMENT  the request cannot be right, whatever the state: a bug or a mismatch; do not retry.
     INTERNAL          a bug of the server: retry a few times, then report it.
     """
@@ -267,7 +268,8 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchMo
     """Opens a session, or takes over from an older one of the same client. Safe to repeat.
 
     ABORTED              a process that joined for the first time after this one speaks for the client: stop.
-    FAILED_PRECONDITION  the protocol versions do not match, or no codec is known to both: upgrade one side.
+    FAILED_PRECONDITION  the protocol versions do not match, no codec is known to both, or the federation asks for noise
+                         that the client does not know of: upgrade one side.
     INVALID_ARGUMENT     the client's model is not the federation's; the message names the first difference.
     ALREADY_EXISTS       two processes keep taking this identity from each other; the holder keeps it.
     RESOURCE_EXHAUSTED   the fleet is full: come back much later.
@@ -372,7 +374,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
                       broke, perhaps because the server restarted, and a Join before the retry saves asking in vain.
     UNAUTHENTICATED   the session is unknown (the server restarted, or the lease ended): Join again, then retry.
     ABORTED           the session was superseded by a Join of another process: stop; do not Join again.
-    PERMISSION_DENIED the client was revoked: stop.
+    PERMISSION_DENIED the client was revoked, or its certificate does not speak for the client, session or upload that the
+                      call names, or has ended: stop.
     INVALID_ARGUMENT  the request cannot be right, whatever the state: a bug or a mismatch; do not retry.
     INTERNAL          a bug of the server: retry a few times, then report it.
     """
@@ -386,7 +389,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
         """Opens a session, or takes over from an older one of the same client. Safe to repeat.
 
         ABORTED              a process that joined for the first time after this one speaks for the client: stop.
-        FAILED_PRECONDITION  the protocol versions do not match, or no codec is known to both: upgrade one side.
+        FAILED_PRECONDITION  the protocol versions do not match, no codec is known to both, or the federation asks for noise
+                             that the client does not know of: upgrade one side.
         INVALID_ARGUMENT     the client's model is not the federation's; the message names the first difference.
         ALREADY_EXISTS       two processes keep taking this identity from each other; the holder keeps it.
         RESOURCE_EXHAUSTED   the fleet is full: come back much later.

@@ -107,6 +107,7 @@ class StatusResponse(google.protobuf.message.Message):
     BYTES_RECEIVED_FIELD_NUMBER: builtins.int
     BYTES_SENT_FIELD_NUMBER: builtins.int
     UPTIME_SECONDS_FIELD_NUMBER: builtins.int
+    PRIVACY_FIELD_NUMBER: builtins.int
     federation: builtins.str
     version: builtins.int
     """committed rounds"""
@@ -129,6 +130,10 @@ class StatusResponse(google.protobuf.message.Message):
     bytes_sent: builtins.int
     """encoded models, since the server started"""
     uptime_seconds: builtins.float
+    @property
+    def privacy(self) -> Global___PrivacyStatus:
+        """left out where no noise is added"""
+
     def __init__(
         self,
         *,
@@ -147,10 +152,57 @@ class StatusResponse(google.protobuf.message.Message):
         bytes_received: builtins.int = ...,
         bytes_sent: builtins.int = ...,
         uptime_seconds: builtins.float = ...,
+        privacy: Global___PrivacyStatus | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["asked", b"asked", "attempt", b"attempt", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "connected", b"connected", "federation", b"federation", "missing", b"missing", "parameters", b"parameters", "paused", b"paused", "phase", b"phase", "received", b"received", "rounds_planned", b"rounds_planned", "rule", b"rule", "uptime_seconds", b"uptime_seconds", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["privacy", b"privacy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["asked", b"asked", "attempt", b"attempt", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "connected", b"connected", "federation", b"federation", "missing", b"missing", "parameters", b"parameters", "paused", b"paused", "phase", b"phase", "privacy", b"privacy", "received", b"received", "rounds_planned", b"rounds_planned", "rule", b"rule", "uptime_seconds", b"uptime_seconds", "version", b"version"]) -> None: ...
 
 Global___StatusResponse: typing_extensions.TypeAlias = StatusResponse
+
+@typing.final
+class PrivacyStatus(google.protobuf.message.Message):
+    """What was released so far of the client of whom most was, as differential privacy measures it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPSILON_FIELD_NUMBER: builtins.int
+    DELTA_FIELD_NUMBER: builtins.int
+    WHERE_FIELD_NUMBER: builtins.int
+    CLIP_FIELD_NUMBER: builtins.int
+    NOISE_MULTIPLIER_FIELD_NUMBER: builtins.int
+    MAX_EPSILON_FIELD_NUMBER: builtins.int
+    AGAINST_FIELD_NUMBER: builtins.int
+    NOT_COVERED_FIELD_NUMBER: builtins.int
+    epsilon: builtins.float
+    """infinite where updates are only clipped"""
+    delta: builtins.float
+    where: builtins.str
+    """client or server: who adds the noise"""
+    clip: builtins.float
+    noise_multiplier: builtins.float
+    max_epsilon: builtins.float
+    """the federation ends before it would spend more"""
+    against: builtins.str
+    """for people to read: from whom it protects"""
+    not_covered: builtins.str
+    """for people to read"""
+    def __init__(
+        self,
+        *,
+        epsilon: builtins.float = ...,
+        delta: builtins.float = ...,
+        where: builtins.str = ...,
+        clip: builtins.float = ...,
+        noise_multiplier: builtins.float = ...,
+        max_epsilon: builtins.float | None = ...,
+        against: builtins.str = ...,
+        not_covered: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_epsilon", b"_max_epsilon", "max_epsilon", b"max_epsilon"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_epsilon", b"_max_epsilon", "against", b"against", "clip", b"clip", "delta", b"delta", "epsilon", b"epsilon", "max_epsilon", b"max_epsilon", "noise_multiplier", b"noise_multiplier", "not_covered", b"not_covered", "where", b"where"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_max_epsilon", b"_max_epsilon"]) -> typing.Literal["max_epsilon"] | None: ...
+
+Global___PrivacyStatus: typing_extensions.TypeAlias = PrivacyStatus
 
 @typing.final
 class WatchRequest(google.protobuf.message.Message):
@@ -623,6 +675,7 @@ class RoundRecord(google.protobuf.message.Message):
     MEASURED_FIELD_NUMBER: builtins.int
     VERIFICATION_FIELD_NUMBER: builtins.int
     CUT_OFF_FIELD_NUMBER: builtins.int
+    ADMISSION_FIELD_NUMBER: builtins.int
     round: builtins.int
     digest: builtins.bytes
     """of the model that it committed"""
@@ -655,6 +708,10 @@ class RoundRecord(google.protobuf.message.Message):
     def cut_off(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CutOff]:
         """whom deadlines cut off, and what became of them"""
 
+    @property
+    def admission(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AdmissionFinding]:
+        """what was out of the ordinary in updates, and what was done about it"""
+
     def __init__(
         self,
         *,
@@ -673,9 +730,10 @@ class RoundRecord(google.protobuf.message.Message):
         measured: Global___Measured | None = ...,
         verification: Global___Verification | None = ...,
         cut_off: collections.abc.Iterable[Global___CutOff] | None = ...,
+        admission: collections.abc.Iterable[Global___AdmissionFinding] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_promised", b"_promised", "measured", b"measured", "promised", b"promised", "verification", b"verification"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_promised", b"_promised", "aggregation_seconds", b"aggregation_seconds", "attempts", b"attempts", "bytes_received", b"bytes_received", "commit_seconds", b"commit_seconds", "contributions", b"contributions", "cut_off", b"cut_off", "diagnostics_json", b"diagnostics_json", "digest", b"digest", "dropped", b"dropped", "measured", b"measured", "promised", b"promised", "round", b"round", "training_seconds", b"training_seconds", "unix_seconds", b"unix_seconds", "verification", b"verification"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_promised", b"_promised", "admission", b"admission", "aggregation_seconds", b"aggregation_seconds", "attempts", b"attempts", "bytes_received", b"bytes_received", "commit_seconds", b"commit_seconds", "contributions", b"contributions", "cut_off", b"cut_off", "diagnostics_json", b"diagnostics_json", "digest", b"digest", "dropped", b"dropped", "measured", b"measured", "promised", b"promised", "round", b"round", "training_seconds", b"training_seconds", "unix_seconds", b"unix_seconds", "verification", b"verification"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_promised", b"_promised"]) -> typing.Literal["promised"] | None: ...
 
 Global___RoundRecord: typing_extensions.TypeAlias = RoundRecord
@@ -730,6 +788,43 @@ class Verification(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["answered", b"answered", "factor", b"factor", "improved", b"improved", "outcome", b"outcome", "reason", b"reason", "seconds", b"seconds", "silent", b"silent", "tried", b"tried"]) -> None: ...
 
 Global___Verification: typing_extensions.TypeAlias = Verification
+
+@typing.final
+class AdmissionFinding(google.protobuf.message.Message):
+    """An update, or a row that stands for an absent client, that is out of the ordinary."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: builtins.int
+    CHECK_FIELD_NUMBER: builtins.int
+    DECISION_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    STOOD_IN_FIELD_NUMBER: builtins.int
+    client: builtins.str
+    check: builtins.str
+    """norm: of the update; loss: that it reported; samples: that it reported"""
+    decision: builtins.str
+    """observed: nothing was done; clipped, winsorised, capped: counts for less; rejected: not in the round"""
+    value: builtins.float
+    """as it came"""
+    limit: builtins.float
+    """that it is above"""
+    stood_in: builtins.bool
+    """the row is of an earlier round, and its client absent"""
+    def __init__(
+        self,
+        *,
+        client: builtins.str = ...,
+        check: builtins.str = ...,
+        decision: builtins.str = ...,
+        value: builtins.float = ...,
+        limit: builtins.float = ...,
+        stood_in: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["check", b"check", "client", b"client", "decision", b"decision", "limit", b"limit", "stood_in", b"stood_in", "value", b"value"]) -> None: ...
+
+Global___AdmissionFinding: typing_extensions.TypeAlias = AdmissionFinding
 
 @typing.final
 class CutOff(google.protobuf.message.Message):
@@ -924,15 +1019,20 @@ class RevokeRequest(google.protobuf.message.Message):
 
     CLIENT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    OPERATOR_FIELD_NUMBER: builtins.int
     client: builtins.str
+    """the name"""
     reason: builtins.str
+    operator: builtins.bool
+    """it is an operator's"""
     def __init__(
         self,
         *,
         client: builtins.str = ...,
         reason: builtins.str = ...,
+        operator: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "operator", b"operator", "reason", b"reason"]) -> None: ...
 
 Global___RevokeRequest: typing_extensions.TypeAlias = RevokeRequest
 
@@ -945,6 +1045,53 @@ class RevokeResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___RevokeResponse: typing_extensions.TypeAlias = RevokeResponse
+
+@typing.final
+class MakeTokenRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    CERTIFICATE_SECONDS_FIELD_NUMBER: builtins.int
+    client: builtins.str
+    seconds: builtins.float
+    """for so long it can be used"""
+    certificate_seconds: builtins.float
+    """for so long the certificate is valid that it gives"""
+    def __init__(
+        self,
+        *,
+        client: builtins.str = ...,
+        seconds: builtins.float = ...,
+        certificate_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["certificate_seconds", b"certificate_seconds", "client", b"client", "seconds", b"seconds"]) -> None: ...
+
+Global___MakeTokenRequest: typing_extensions.TypeAlias = MakeTokenRequest
+
+@typing.final
+class MakeTokenResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SECRET_FIELD_NUMBER: builtins.int
+    CA_FIELD_NUMBER: builtins.int
+    PORT_FIELD_NUMBER: builtins.int
+    secret: builtins.bytes
+    """32 bytes; the server keeps only their digest"""
+    ca: builtins.bytes
+    """certificate, PEM"""
+    port: builtins.int
+    """where the Enrolment service listens"""
+    def __init__(
+        self,
+        *,
+        secret: builtins.bytes = ...,
+        ca: builtins.bytes = ...,
+        port: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ca", b"ca", "port", b"port", "secret", b"secret"]) -> None: ...
+
+Global___MakeTokenResponse: typing_extensions.TypeAlias = MakeTokenResponse
 
 @typing.final
 class ExportModelRequest(google.protobuf.message.Message):

@@ -75,6 +75,11 @@ class OperatorStub(object):
                 request_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.RevokeRequest.SerializeToString,
                 response_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.RevokeResponse.FromString,
                 _registered_method=True)
+        self.MakeToken = channel.unary_unary(
+                '/fairfleet.v1.Operator/MakeToken',
+                request_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.MakeTokenRequest.SerializeToString,
+                response_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.MakeTokenResponse.FromString,
+                _registered_method=True)
         self.ExportModel = channel.unary_stream(
                 '/fairfleet.v1.Operator/ExportModel',
                 request_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.ExportModelRequest.SerializeToString,
@@ -138,7 +143,18 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Revoke(self, request, context):
-        """Shuts a client out, at once and for good. Durable. Safe to repeat.
+        """Shuts a client, or an operator, out, at once and for good: calls under way end. Durable. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MakeToken(self, request, context):
+        """A one-time token with which a device asks for a certificate for a key of its own (see Enrolment). It takes the
+        place of an older one for the same client.
+
+        FAILED_PRECONDITION  this server takes no tokens: it has no CA key, or no port for them.
+        PERMISSION_DENIED    the client was revoked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,6 +209,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Revoke,
                     request_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.RevokeRequest.FromString,
                     response_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.RevokeResponse.SerializeToString,
+            ),
+            'MakeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.MakeToken,
+                    request_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.MakeTokenRequest.FromString,
+                    response_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.MakeTokenResponse.SerializeToString,
             ),
             'ExportModel': grpc.unary_stream_rpc_method_handler(
                     servicer.ExportModel,
@@ -417,6 +438,33 @@ class Operator(object):
             '/fairfleet.v1.Operator/Revoke',
             fairfleet_dot_proto_dot_v1_dot_operator__pb2.RevokeRequest.SerializeToString,
             fairfleet_dot_proto_dot_v1_dot_operator__pb2.RevokeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MakeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairfleet.v1.Operator/MakeToken',
+            fairfleet_dot_proto_dot_v1_dot_operator__pb2.MakeTokenRequest.SerializeToString,
+            fairfleet_dot_proto_dot_v1_dot_operator__pb2.MakeTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -153,6 +153,22 @@ _OperatorRevokeType = typing_extensions.TypeVar(
     ],
 )
 
+_OperatorMakeTokenType = typing_extensions.TypeVar(
+    '_OperatorMakeTokenType',
+    grpc.UnaryUnaryMultiCallable[
+        fairfleet.proto.v1.operator_pb2.MakeTokenRequest,
+        fairfleet.proto.v1.operator_pb2.MakeTokenResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        fairfleet.proto.v1.operator_pb2.MakeTokenRequest,
+        fairfleet.proto.v1.operator_pb2.MakeTokenResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        fairfleet.proto.v1.operator_pb2.MakeTokenRequest,
+        fairfleet.proto.v1.operator_pb2.MakeTokenResponse,
+    ],
+)
+
 _OperatorExportModelType = typing_extensions.TypeVar(
     '_OperatorExportModelType',
     grpc.UnaryStreamMultiCallable[
@@ -169,7 +185,7 @@ _OperatorExportModelType = typing_extensions.TypeVar(
     ],
 )
 
-class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _OperatorRoundsType, _OperatorClientsType, _OperatorPauseType, _OperatorResumeType, _OperatorStopType, _OperatorRevokeType, _OperatorExportModelType]):
+class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _OperatorRoundsType, _OperatorClientsType, _OperatorPauseType, _OperatorResumeType, _OperatorStopType, _OperatorRevokeType, _OperatorMakeTokenType, _OperatorExportModelType]):
     """UNAVAILABLE is retryable at every call; PERMISSION_DENIED and INVALID_ARGUMENT are final."""
 
     @typing.overload
@@ -205,6 +221,10 @@ class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _Oper
         grpc.UnaryUnaryMultiCallable[
             fairfleet.proto.v1.operator_pb2.RevokeRequest,
             fairfleet.proto.v1.operator_pb2.RevokeResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            fairfleet.proto.v1.operator_pb2.MakeTokenRequest,
+            fairfleet.proto.v1.operator_pb2.MakeTokenResponse,
         ],
         grpc.UnaryStreamMultiCallable[
             fairfleet.proto.v1.operator_pb2.ExportModelRequest,
@@ -246,6 +266,10 @@ class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _Oper
             fairfleet.proto.v1.operator_pb2.RevokeRequest,
             fairfleet.proto.v1.operator_pb2.RevokeResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            fairfleet.proto.v1.operator_pb2.MakeTokenRequest,
+            fairfleet.proto.v1.operator_pb2.MakeTokenResponse,
+        ],
         grpc.aio.UnaryStreamMultiCallable[
             fairfleet.proto.v1.operator_pb2.ExportModelRequest,
             fairfleet.proto.v1.operator_pb2.FileChunk,
@@ -277,7 +301,15 @@ class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _Oper
     """Ends the federation after the round under way: clients are told to go home. Durable, final."""
 
     Revoke: _OperatorRevokeType
-    """Shuts a client out, at once and for good. Durable. Safe to repeat."""
+    """Shuts a client, or an operator, out, at once and for good: calls under way end. Durable. Safe to repeat."""
+
+    MakeToken: _OperatorMakeTokenType
+    """A one-time token with which a device asks for a certificate for a key of its own (see Enrolment). It takes the
+    place of an older one for the same client.
+
+    FAILED_PRECONDITION  this server takes no tokens: it has no CA key, or no port for them.
+    PERMISSION_DENIED    the client was revoked.
+    """
 
     ExportModel: _OperatorExportModelType
     """A committed model as a safetensors file. NOT_FOUND: that version is not kept."""
@@ -314,6 +346,10 @@ OperatorAsyncStub: typing_extensions.TypeAlias = OperatorStub[
     grpc.aio.UnaryUnaryMultiCallable[
         fairfleet.proto.v1.operator_pb2.RevokeRequest,
         fairfleet.proto.v1.operator_pb2.RevokeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        fairfleet.proto.v1.operator_pb2.MakeTokenRequest,
+        fairfleet.proto.v1.operator_pb2.MakeTokenResponse,
     ],
     grpc.aio.UnaryStreamMultiCallable[
         fairfleet.proto.v1.operator_pb2.ExportModelRequest,
@@ -389,7 +425,20 @@ class OperatorServicer(metaclass=abc.ABCMeta):
         request: fairfleet.proto.v1.operator_pb2.RevokeRequest,
         context: _ServicerContext,
     ) -> typing.Union[fairfleet.proto.v1.operator_pb2.RevokeResponse, collections.abc.Awaitable[fairfleet.proto.v1.operator_pb2.RevokeResponse]]:
-        """Shuts a client out, at once and for good. Durable. Safe to repeat."""
+        """Shuts a client, or an operator, out, at once and for good: calls under way end. Durable. Safe to repeat."""
+
+    @abc.abstractmethod
+    def MakeToken(
+        self,
+        request: fairfleet.proto.v1.operator_pb2.MakeTokenRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[fairfleet.proto.v1.operator_pb2.MakeTokenResponse, collections.abc.Awaitable[fairfleet.proto.v1.operator_pb2.MakeTokenResponse]]:
+        """A one-time token with which a device asks for a certificate for a key of its own (see Enrolment). It takes the
+        place of an older one for the same client.
+
+        FAILED_PRECONDITION  this server takes no tokens: it has no CA key, or no port for them.
+        PERMISSION_DENIED    the client was revoked.
+        """
 
     @abc.abstractmethod
     def ExportModel(

@@ -78,12 +78,19 @@ function top() {
   document.title = `${status.federation} · FairFleet`;
   document.body.dataset.phase = status.phase;
   text("federation", status.federation);
-  text("about", `${status.rule} · ${plural(status.parameters, "parameter")} · ${whole(status.connected)} connected · round ${status.version} of ${status.rounds_planned}${left(status)}`);
+  text("about", `${status.rule} · ${plural(status.parameters, "parameter")} · ${whole(status.connected)} connected · round ${status.version} of ${status.rounds_planned}${left(status)}${spent(status.privacy)}`);
+  $("about").title = status.privacy ? `protects from ${status.privacy.against}; ${status.privacy.not_covered}` : "";
   text("phase-text", document.body.dataset.link === "lost" ? "not connected" : phaseWords(status));
   $("progress-done").style.width = `${(100 * status.version) / status.rounds_planned}%`;
   $("progress").setAttribute("aria-valuenow", status.version);
   $("progress").setAttribute("aria-valuemax", status.rounds_planned);
   text("moved", `${bytes(status.bytes_sent)} to clients, ${bytes(status.bytes_received)} from them, since the server's start`);
+}
+
+function spent(privacy) {
+  if (!privacy) return "";
+  const limit = privacy.max_epsilon === undefined ? "" : ` of ${privacy.max_epsilon}`;
+  return ` · ε ${privacy.epsilon === null ? "∞" : privacy.epsilon.toPrecision(3)}${limit} at δ ${privacy.delta}`;
 }
 
 function left(status) {
@@ -227,9 +234,16 @@ function rounds() {
   const of = (key) => recent.map((entry) => entry[key]), mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const parts = [["training", "one-c", of("training_seconds")], ["aggregation", "two-c", of("aggregation_seconds")], ["verification", "four-c", of("verification_seconds")], ["commit", "three-c", of("commit_seconds")]].filter(([name, , values]) => name !== "verification" || values.some(Boolean));
   const fallbacks = recent.filter((entry) => entry.status !== "ok").length;
-  const factor = recent.at(-1).factor;
-  $("rounds-lead").replaceChildren(...parts.map(([name, color, values]) => h("span", { class: `key ${color}` }, `${name} ${duration(mean(values))}`)), h("span", null, [fallbacks && plural(fallbacks, "fallback"), factor != null && `newest step × ${factor}`].filter(Boolean).join(" · ")));
+  const factor = recent.at(-1).factor, judged = admissionWords(recent);
+  $("rounds-lead").replaceChildren(...parts.map(([name, color, values]) => h("span", { class: `key ${color}` }, `${name} ${duration(mean(values))}`)), h("span", null, [fallbacks && plural(fallbacks, "fallback"), factor != null && `newest step × ${factor}`, judged].filter(Boolean).join(" · ")));
   stacks($("rounds-chart"), of("round"), parts.map(([name, color, values]) => ({ name, color, values })), duration);
+}
+
+/** What admission did about updates out of the ordinary in these rounds. */
+function admissionWords(recent) {
+  const counts = {};
+  for (const entry of recent) for (const [decision, count] of Object.entries(entry.admission)) counts[decision] = (counts[decision] ?? 0) + count;
+  return Object.entries(counts).map(([decision, count]) => `${whole(count)} ${decision}`).join(", ");
 }
 
 let newestEvent = 0;

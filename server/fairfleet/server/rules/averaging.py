@@ -19,6 +19,9 @@ class FedAvg(Rule):
     summary: ClassVar[str] = "weighted mean of the updates"
     weighting: Weighting = "samples"
 
+    def is_plain_mean(self) -> bool:
+        return type(self) is FedAvg and self.weighting == "uniform"  # a rule made from it may do anything
+
     def step(self, cohort: Cohort, state: State) -> Step:
         return Step(cohort.weights(self.weighting))
 

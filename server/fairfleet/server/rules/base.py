@@ -205,6 +205,13 @@ class Rule(BaseModel):
     def needs(self) -> Needs:
         return Needs()
 
+    def is_plain_mean(self) -> bool:
+        """Whether its direction is the mean of the updates, all alike, whatever is in them or reported with them.
+
+        Only such a mean can be made private by noise that is added to it.
+        """
+        return False
+
     def window(self, known: int, clients: int) -> int:
         """How many rounds back absent clients' rows are used, when `known` clients have one and `clients` are here."""
         return 0

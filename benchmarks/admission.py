@@ -1,0 +1,65 @@
+"""What one cheating client of ten does to each rule, without and with admission: the table of docs/security.md.
+
+    fairfleet compare benchmarks/admission.yaml --output results/admission --workers 1 --no-pictures
+    python benchmarks/admission.py results/admission/runs.jsonl
+
+Accuracies of the honest clients in percent, means over the seeds, `without → with`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fairfleet.lab.records import Ledger, Run
+
+ADMITTED = " admitted"
+TURNED = slice(0, 2)  # places of the two clients that hold their images turned, by name
+
+
+def main(file: Path) -> None:
+    runs: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in Ledger(file).runs().values():
+        if run.complete:
+            runs[run.setting][run.label].append(run)
+    for setting, by_rule in runs.items():
+        print(f"\n**{setting}**\n")
+        print("| rule | mean | worst 10 % | the turned two | decisions: honest / attacker |")
+        print("|---|---|---|---|---|")
+        for rule in [label for label in by_rule if not label.endswith(ADMITTED)]:
+            sides = [by_rule[rule], by_rule.get(rule + ADMITTED, [])]
+            cells = [" → ".join(measure(side) for side in sides if side) for measure in (mean, worst, turned)]
+            print(f"| `{rule}` | {' | '.join(cells)} | {decisions(sides[1])} |")
+
+
+def mean(runs: Sequence[Run]) -> str:
+    return average([run.fairness.mean for run in runs if not run.failure])
+
+
+def worst(runs: Sequence[Run]) -> str:
+    return average([run.fairness.worst_10 for run in runs if not run.failure])
+
+
+def turned(runs: Sequence[Run]) -> str:
+    return average([float(np.mean([one or 0.0 for one in run.accuracy[TURNED]])) for run in runs if not run.failure])
+
+
+def average(values: Sequence[float]) -> str:
+    return f"{100 * float(np.mean(values)):.1f}" if values else "diverged"
+
+
+def decisions(runs: Sequence[Run]) -> str:
+    total: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for run in runs:
+        for name, (honest, attackers) in run.admission.items():
+            total[name][0] += honest
+            total[name][1] += attackers
+    return ", ".join(f"{name} {honest} / {attackers}" for name, (honest, attackers) in sorted(total.items())) or "none"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

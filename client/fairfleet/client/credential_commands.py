@@ -1,0 +1,205 @@
+"""`fairfleet pki | enroll | token | renew`: who may take part, and how they prove it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairfleet.client.enrolling import enrol
+from fairfleet.client.enrolling import renew as renew_over_network
+from fairfleet.client.operator_commands import Credentials as CredentialsOption
+from fairfleet.client.operator_commands import Insecure, Server, linked
+from fairfleet.client.settings import host_and_port
+from fairfleet.common.addresses import with_port
+from fairfleet.common.certificates import fingerprint
+from fairfleet.common.credentials import Credentials, read_credentials
+from fairfleet.common.durations import duration
+from fairfleet.common.enrolment_token import EnrolmentToken, read_token
+from fairfleet.common.errors import UsageError
+from fairfleet.common.identity import Identity, Role, is_name
+from fairfleet.common.pki_folder import CA, PkiFolder
+
+PORT = 8440
+FOLDER = Path("fairfleet-pki")
+
+Pki = Annotated[Path, typer.Option("--pki", help="The folder of `fairfleet pki init`.")]
+Ttl = Annotated[str, typer.Option(help="For how long it is valid, for example 90d or 12h.")]
+Names = Annotated[list[str], typer.Argument(help="DNS names and IP addresses that clients call the server by.")]
+MaybeNames = Annotated[list[str] | None, typer.Argument(help="Other names than before.")]
+Address = Annotated[str | None, typer.Option(help="host:port of the server, as clients reach it.")]
+Output = Annotated[Path | None, typer.Option("--output", help="The file to write; default: NAME.fleet here.")]
+
+pki_app = typer.Typer(
+    no_args_is_help=True, help="The certificate authority of a federation, and its server's certificate."
+)
+
+
+@pki_app.command("init")
+def pki_init(
+    names: Names,
+    pki: Pki = FOLDER,
+    address: Address = None,
+    operator: Annotated[str, typer.Option(help="Name of the first operator.")] = "operator",
+    ttl: Annotated[str, typer.Option(help="Of the server's certificate.")] = "365d",
+    ca_ttl: Annotated[str, typer.Option(help="Of the CA.")] = "3650d",
+    operator_ttl: Annotated[str, typer.Option(help="Of the operator's certificate.")] = "90d",
+) -> None:
+    """Make a certificate authority, the server's certificate, and an operator's credentials.
+
+    Examples:
+
+      fairfleet pki init fleet.example
+
+      fairfleet pki init fleet.example 10.0.0.5 --address fleet.example:443
+    """
+    folder = PkiFolder(pki)
+    at = _address(address or f"{f'[{names[0]}]' if ':' in names[0] else names[0]}:{PORT}")
+    who = _identity(Role.OPERATOR, operator)
+    lasts = duration(operator_ttl)
+    folder.create(names, at, ca_ttl=duration(ca_ttl), server_ttl=duration(ttl))
+    file = pki / f"{operator}.fleet"
+    folder.enroll(who, lasts, None).save(file)
+    print(f"{pki}: a CA, the server's certificate for {', '.join(folder.server_names())}, and {file}")
+    print(f"CA fingerprint (SHA-256): {fingerprint((pki / CA).read_bytes())}")
+    print("\nNext:")
+    print(f"  fairfleet server --pki {pki} --listen 0.0.0.0:{at.rpartition(':')[2]} …")
+    print(f"  fairfleet enroll NAME --pki {pki}              for every client")
+    print(f"  fairfleet status --credentials {file}")
+    print(f"\nKeep {pki / 'ca.key'} safe, best not on the server: whoever has it can be anybody.")
+
+
+@pki_app.command("renew")
+def pki_renew(
+    names: MaybeNames = None,
+    pki: Pki = FOLDER,
+    ttl: Annotated[str, typer.Option(help="Of the server's certificate.")] = "365d",
+) -> None:
+    """Give the server a new certificate, for the same names or for others. A running server takes it up by itself.
+
+    Example:
+
+      fairfleet pki renew --pki fairfleet-pki
+    """
+    told = PkiFolder(pki).renew_server(names or (), duration(ttl))
+    print(f"{pki}: a new certificate for {', '.join(told)}; a server that reads this folder uses it from now on")
+
+
+def enroll(
+    name: Annotated[str | None, typer.Argument(help="The client's name. Left out with --token.")] = None,
+    ttl: Ttl = "90d",
+    address: Address = None,
+    pki: Pki = FOLDER,
+    operator: Annotated[bool, typer.Option("--operator", help="For an operator, not a client.")] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="FAIRFLEET_TOKEN", help="From `fairfleet token`; - reads it from standard input."),
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Make the credentials of a client: where the CA is, by name; on the device itself, with a one-time token.
+
+    With a token the key is made here and never leaves this machine.
+
+    Examples:
+
+      fairfleet enroll kitchen-camera
+
+      fairfleet enroll kitchen-camera --ttl 30d --address fleet.example:8440
+
+      fairfleet enroll --token fft1.eyJ…
+    """
+    if token is not None:
+        if name is not None or operator:
+            raise UsageError("a token says whom it is for: leave NAME and --operator out")
+        found = read_token(sys.stdin.read() if token == "-" else token)
+        file = _new_file(output, found.client)
+        made = enrol(found, _address(address) if address else None)
+    else:
+        if name is None:
+            raise UsageError("give the client's NAME, or on a device --token TOKEN")
+        who = _identity(Role.OPERATOR if operator else Role.CLIENT, name)
+        file = _new_file(output, name)
+        made = PkiFolder(pki).enroll(who, duration(ttl), _address(address) if address else None)
+    made.save(file)
+    _say(made, file)
+
+
+def token(
+    client: Annotated[str, typer.Argument(help="The name that the device will have.")],
+    server: Server = None,
+    credentials: CredentialsOption = None,
+    insecure: Insecure = False,
+    ttl: Annotated[str, typer.Option(help="For how long the token can be used.")] = "1h",
+    certificate_ttl: Annotated[str, typer.Option(help="For how long the certificate is valid.")] = "90d",
+    address: Annotated[str | None, typer.Option(help="host:port of the enrolment port, as devices reach it.")] = None,
+) -> None:
+    """Make a one-time token, with which a device gets a certificate for a key of its own.
+
+    Example:
+
+      fairfleet token kitchen-camera --credentials fairfleet-pki/operator.fleet
+    """
+    with linked(server, credentials, insecure) as link:
+        told = link.make_token(client, duration(ttl).total_seconds(), duration(certificate_ttl).total_seconds())
+        at = _address(address) if address else with_port(link.address, told.port)
+        made = EnrolmentToken(client, at, link.address, told.secret, told.ca)
+    print(f"For {client}, once, within {ttl}. On the device:", file=sys.stderr)
+    print("  fairfleet enroll --token TOKEN\n", file=sys.stderr)
+    print(made.text())
+
+
+def renew(
+    file: Annotated[Path, typer.Argument(help="NAME.fleet, or NAME; the file is replaced.")],
+    pki: Annotated[
+        Path | None, typer.Option(help="Where the CA is: sign here. Left out: ask the server, with these credentials.")
+    ] = None,
+    ttl: Annotated[str, typer.Option(help="With --pki: for how long it is valid. Else: as long as before.")] = "90d",
+    server: Server = None,
+) -> None:
+    """Renew credentials before they end. A client that runs takes the new file up by itself.
+
+    Examples:
+
+      fairfleet renew kitchen-camera.fleet                       (on the device; the server must hold the CA's key)
+
+      fairfleet renew kitchen-camera.fleet --pki fairfleet-pki   (where the CA is; then bring the file to the device)
+    """
+    file = file if file.exists() else file.with_name(f"{file.name.removesuffix('.fleet')}.fleet")
+    if pki is None:
+        made = renew_over_network(file, server)
+    else:
+        present = read_credentials(file)
+        made = PkiFolder(pki).enroll(present.identity, duration(ttl), present.address)
+    made.save(file)
+    print(f"{file}: {made.identity}, valid until {made.ends:%Y-%m-%d %H:%M} UTC")
+
+
+def _say(made: Credentials, file: Path) -> None:
+    print(f"{file}: {made.identity} at {made.address}, valid until {made.ends:%Y-%m-%d %H:%M} UTC")
+    if made.identity.role is Role.OPERATOR:
+        print(f"\nNext:\n  fairfleet status --credentials {file}")
+    else:
+        print(f"\nNext, on the device:\n  fairfleet client --credentials {file.name} --task my_task:task")
+    print(f"\nThe file holds a private key: move it, do not copy it. Before it ends: fairfleet renew {file.name}")
+
+
+def _identity(role: Role, name: str) -> Identity:
+    if not is_name(name):
+        raise UsageError(f"name {name!r} is not 1 to 64 of a-z A-Z 0-9 . _ -")
+    return Identity(role, name)
+
+
+def _address(text: str) -> str:
+    if not host_and_port(text):
+        raise UsageError(f"--address {text!r} is not of the form host:port, for example fleet.example:8440")
+    return text
+
+
+def _new_file(output: Path | None, name: str) -> Path:
+    file = output or Path(f"{name}.fleet")
+    if file.exists():
+        raise UsageError(f"{file} exists already; remove it, give another --output, or `fairfleet renew` it")
+    return file

@@ -1,0 +1,59 @@
+"""The limits of one server, as its settings have them, in the places where peers meet them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from fairfleet.common.codecs import CHUNK_BYTES
+from fairfleet.common.errors import TooSlow
+from fairfleet.server.limits import Buckets, Calls, KnownClients, Places, Refusals
+from fairfleet.server.settings import Limits
+
+T = TypeVar("T")
+
+
+class Gate:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.refusals = Refusals()
+        self.known = KnownClients(limits.known_clients)
+        self.joins = Buckets(limits.joins_per_minute, limits.known_clients, "joins", "joined")
+        self.polls = Buckets(limits.polls_per_minute, limits.known_clients, "polls", "asked for a task in vain")
+        self.calls = Buckets(limits.calls_per_minute, limits.known_clients, "calls", "called")
+        self.under_way = Calls(limits.most_calls)
+        self.downloads = Places(limits.downloads_per_client, "downloads", "downloads")
+        self._uploads = Places(limits.uploads_per_client, "uploads", "uploads")
+        self._upload_places = asyncio.Semaphore(limits.uploads)
+
+    @asynccontextmanager
+    async def upload(self, client: str) -> AsyncIterator[None]:
+        """A place among those that send. Who finds all taken waits: its update is trained, it need only be patient."""
+        with self._uploads.taken(client):
+            async with self._upload_places:
+                yield
+
+    async def paced(self, stream: AsyncIterator[T], size_bytes: int) -> AsyncIterator[T]:
+        """The messages of an upload of so many bytes, as long as they come at all.
+
+        The slowest link is one that needs `idle_seconds` for a chunk. So a stream that sends a byte now and then
+        holds its place no longer than one that sends all over such a link.
+        """
+        seconds = self.limits.idle_seconds
+        ends = asyncio.get_running_loop().time() + seconds * (2 + size_bytes // CHUNK_BYTES)
+        messages = aiter(stream)
+        while True:
+            try:
+                async with asyncio.timeout_at(min(ends, asyncio.get_running_loop().time() + seconds)):
+                    message = await anext(messages)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise TooSlow(
+                    f"too little came within {seconds:g} s, this server's limits.idle_seconds; open the upload again "
+                    "to send the rest",
+                    reason="slow_upload",
+                ) from None
+            yield message
