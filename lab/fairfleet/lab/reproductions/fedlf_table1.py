@@ -31,6 +31,7 @@ RULES: list[dict[str, Any]] = [
     {"label": "FedMGDA+", "rule": "fedmgda_plus,epsilon=0.1,eta=0.1"},
     {"label": "FedMDFG", "rule": "fedmdfg"},
     {"label": "AdaFed", "rule": "adafed,gamma=1"},
+    {"label": "AdaFedAdam", "rule": "adafedadam"},
 ]
 COLUMNS = (
     Column("acc", lambda run: run.fairness.mean, 3, 0.02),
