@@ -298,6 +298,18 @@ def test_adult_is_read_as_published(tmp_path: Path) -> None:
     assert whole.x[:, 99].tolist() == [-1, 1, -1, 1]
 
 
+def test_adult_can_be_shifted_as_its_authors_did_in_the_training_part_alone(tmp_path: Path) -> None:
+    (tmp_path / "adult").mkdir()
+    (tmp_path / "adult" / "adult.data").write_text(f"{OTHER}\n{ROW}\n{OTHER}\n")
+    (tmp_path / "adult" / "adult.test").write_text(f"{OTHER}.\n{ROW}.\n")
+    places = {"adult": [1, 4], "adult,shift=1": [2, 4]}  # of doctors; the last two rows are the test's
+    for name, expected in places.items():
+        found = load(name, tmp_path)
+        assert found.user is not None
+        assert np.flatnonzero(found.user == 0).tolist() == expected
+        assert found.y.tolist() == [0, 1, 0, 0, 1]
+
+
 def test_adult_has_99_values_in_eight_columns() -> None:
     assert len(adult.BINARY) == 99
     assert adult.BINARY[21] == ("education", "Doctorate")
