@@ -21,7 +21,8 @@ HOME = Path(__file__).parents[1]
 PAGE = HOME / "docs" / "compression.md"
 BEGIN, END = "<!-- made by docs/compression_tables.py -->\n", "<!-- until here -->\n"
 TITLES = {
-    "compression-fmnist": "Fashion-MNIST, two classes per client",
+    "compression-fmnist": "Fashion-MNIST, two classes per client, at a falling rate",
+    "compression-fmnist-steady": "Fashion-MNIST, two classes per client, at a steady rate",
     "compression-cifar10": "CIFAR-10, two shards per client",
 }
 

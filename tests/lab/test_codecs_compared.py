@@ -18,7 +18,7 @@ from fairfleet.lab.coding import Coding, compared
 from fairfleet.lab.cohort import Work
 from fairfleet.lab.experiment import Experiment, federation
 from fairfleet.lab.federation import RoundTold, trainer_for
-from fairfleet.lab.records import Ledger, Run
+from fairfleet.lab.records import Ledger, Point, Run
 from fairfleet.lab.runs import run
 from fairfleet.lab.simulation import Simulation
 from fairfleet.lab.sweep import Means, Sweep, finished, run_sweep
@@ -186,3 +186,24 @@ def test_the_tables_of_the_compression_page_are_made_from_the_records() -> None:
         [sys.executable, str(script), "--check"], text=True, capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_swings_from_round_to_round_is_also_compared_over_the_last_third() -> None:
+    def point(round: int, mean: float) -> Point:
+        named = dict.fromkeys(("deviation", "worst_5", "best_5"), 0.0)
+        nothing = dict.fromkeys(("loss", "improved", "conflicts", "layer_conflicts"), None)
+        return Point(round=round, mean=mean, worst_10=mean / 2, **named, **nothing)
+
+    def swinging(codec: str, *means: float) -> Run:
+        points = tuple(point(3 * at, mean) for at, mean in enumerate(means, start=1))
+        one = made(codec, 0, [means[-1]] * 10)
+        return one.model_copy(update={"points": points, "rounds": 18})
+
+    raw = swinging("raw32", 0.1, 0.1, 0.1, 0.1, 0.8, 0.6)
+    row = paired.rows([raw, swinging("int8", 0.9, 0.9, 0.9, 0.9, 0.6, 0.8)])[1]
+    assert row.average_difference.mean == pytest.approx(20.0)
+    assert row.late_average_difference.mean == pytest.approx(0.0, abs=1e-9)
+    assert row.late_worst_difference.mean == pytest.approx(0.0, abs=1e-9)
+    assert not math.isfinite(
+        paired.rows([made("raw32", 0, [0.5]), made("int8", 0, [0.5])])[1].late_worst_difference.mean
+    )

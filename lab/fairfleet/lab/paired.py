@@ -61,9 +61,16 @@ class Row(NamedTuple):
     worst_10: Spread
     average_difference: Difference
     worst_difference: Difference
+    late_average_difference: Difference  # of the means over the last third of the rounds: accuracy swings
+    late_worst_difference: Difference
     gram_error: float
     flipped: float
     failures: int
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        late = self.late_average_difference, self.late_worst_difference
+        return self.average_difference, self.worst_difference, *late
 
     @property
     def verdict(self) -> str:
@@ -123,10 +130,23 @@ def _row(setting: str, label: str, codec: str, runs: Sequence[Run], partners: di
         spread([100 * run.fairness.worst_10 for run in good]),
         Difference.of([100 * (own.mean - raw.mean) for own, raw in fairness]),
         Difference.of([100 * (own.worst_10 - raw.worst_10) for own, raw in fairness]),
+        _late_difference(pairs, "mean"),
+        _late_difference(pairs, "worst_10"),
         spread([run.over_points("gram_error") for run in good]).mean,
         spread([run.over_points("flipped") for run in good]).mean,
         len(runs) - len(good),
     )
+
+
+def _late_difference(pairs: Sequence[tuple[Run, Run]], field: str) -> Difference:
+    found = [_late(own, field) - _late(raw, field) for own, raw in pairs]
+    return Difference.of([100 * value for value in found if math.isfinite(value)])
+
+
+def _late(run: Run, field: str) -> float:
+    """The mean over the evaluations in the last third of a run; NaN where there were none."""
+    known = [getattr(point, field) for point in run.points if 3 * point.round > 2 * run.rounds]
+    return float(np.mean(known)) if known and None not in known else math.nan
 
 
 def _sizes(codec: str, runs: Sequence[Run]) -> tuple[float, float]:
@@ -140,7 +160,7 @@ def _sizes(codec: str, runs: Sequence[Run]) -> tuple[float, float]:
 
 HEADINGS = (
     "rule", "codec", "seeds", "MB a round", "of raw", "average", "σ", "worst 10 %", "Δ average", "Δ worst 10 %",
-    "Gram error", "flipped", "verdict",
+    "Δ late average", "Δ late worst 10 %", "Gram error", "flipped", "verdict",
 )  # fmt: skip
 WORDS = ("rule", "codec", "verdict")
 ABOVE = ("MB a round", "average", "σ", "worst 10 %")
@@ -155,7 +175,7 @@ def cells(row: Row) -> list[str]:
         _known(row.round_bytes / 1e6, ".3f"),
         _known(row.ratio, ".4f"),
         *three,
-        *([row.average_difference.words(), row.worst_difference.words()] if row.codec != RAW else ["", ""]),
+        *(one.words() if row.codec != RAW else "" for one in row.differences),
         _known(row.gram_error, ".3g"),
         _known(100 * row.flipped, ".1f", " %"),
         row.verdict,
@@ -202,6 +222,8 @@ def as_json(found: Sequence[Row]) -> list[dict[str, Any]]:
             **{name: _plain(getattr(row, name).mean) for name in ("average", "deviation", "worst_10")},
             "average_difference": [_plain(value) for value in row.average_difference],
             "worst_10_difference": [_plain(value) for value in row.worst_difference],
+            "late_average_difference": [_plain(value) for value in row.late_average_difference],
+            "late_worst_10_difference": [_plain(value) for value in row.late_worst_difference],
             "verdict": row.verdict,
         }
         for row in found

@@ -179,7 +179,8 @@ class Simulation:
             measured = self._private.report(measured, self._number[client], number)
             samples = 1 if self._private.hides_samples else samples
         heard = measured.loss_after if self._wanted.loss_after and measured.loss_after is not None else measured.loss
-        loss = self.conduct.reported(heard * samples if self.federation.loss_total else heard, client, number)
+        told = self.conduct.reported(heard, client, number)  # a lie is about the mean, as in FedMGDA+'s own code
+        loss = told * samples if self.federation.loss_total else told
         first = self.first_losses.setdefault(client, loss)
         self.participations[client] = self.participations.get(client, 0) + 1
         return Report(
