@@ -16,11 +16,11 @@ from fairfleet.server.turns import Turn, Work
 from fairfleet.server.uploads import Announced, Upload
 
 
-def upload(path: Path, turn: Turn | None = None) -> tuple[Upload, list[bytes]]:
+def upload(path: Path | None, turn: Turn | None = None, codec: str = "raw32") -> tuple[Upload, list[bytes]]:
     model, messages = Model.of({"w": np.ones(10, np.float32)}), list[bytes]()
     encoded = encode(model_pieces(model), lambda head, data: messages.append(b"".join((head, data))))
     report = TrainReport(samples=1, loss_before=1.0, loss_after=1.0, steps=1, learning_rate=0.1)
-    announced = Announced("a", 3, "raw32", encoded.size_bytes, encoded.digest, report)
+    announced = Announced("a", 3, codec, encoded.size_bytes, encoded.digest, report)
     return Upload(announced, Model.empty(model.signature), path, turn), messages
 
 
@@ -113,3 +113,13 @@ def test_an_upload_whose_round_went_on_is_kept_in_memory_from_then_on(tmp_path: 
     one.finish(token, messages)
     assert (one.row.parameters == 1.0).all()
     assert not (tmp_path / "u").exists()
+
+
+def test_nobody_on_the_event_loop_waits_for_a_disk_a_codec_or_another_thread(tmp_path: Path) -> None:
+    turn = Turn()
+    plain, _ = upload(None, turn)
+    assert plain.takes_at_once
+    with turn.taken():  # by a stream that was replaced, in a thread of its own
+        assert not plain.takes_at_once
+    assert not upload(tmp_path / "u")[0].takes_at_once
+    assert not upload(None, codec="int8")[0].takes_at_once

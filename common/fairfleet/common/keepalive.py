@@ -1,4 +1,4 @@
-"""Channel options of both ends: how a dead link is noticed, and a silent one kept open.
+"""Channel options of both ends: how a dead link is noticed, a silent one kept open, and a stream read.
 
 The client pings every 20 s, also between calls: a NAT box forgets an idle connection after a minute
 or less, and a half-open link is found within 30 s. A server at its defaults would answer such pings
@@ -6,6 +6,8 @@ with GOAWAY (too_many_pings), so it is told to allow them.
 """
 
 from __future__ import annotations
+
+from grpc.experimental import ChannelOptions
 
 PING_SECONDS = 20
 ANSWER_SECONDS = 10
@@ -22,6 +24,8 @@ CLIENT_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 10_000),  # not a pause: how long one attempt may take, on a slow link too
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # Streams from the server are read by the thread that wants them, not handed over by another, message by message.
+    (ChannelOptions.SingleThreadedUnaryStream, 1),
 )
 SERVER_OPTIONS = (
     *_BOTH,

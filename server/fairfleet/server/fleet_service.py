@@ -259,7 +259,9 @@ class FleetService:
                     with self._counting_refusals():
                         with self._measuring(upload):
                             messages = gate.paced(stream, upload.announced.size_bytes - upload.offset_bytes)
-                            rest = await _receive(messages, lambda some: uploads.take_chunks(upload, token, some))
+                            rest = await _receive(
+                                messages, upload, lambda some: uploads.take_chunks(upload, token, some)
+                            )
                         receipt = await uploads.complete(upload, token, rest)
                 coordinator.traffic.outcomes["late"] += not receipt.counted
                 return pb.SendUploadResponse(receipt=receipt_out(receipt))
@@ -322,15 +324,21 @@ class FleetService:
         return pb.LeaveResponse()
 
 
-async def _receive(stream: AsyncIterator[bytes], take: Callable[[list[bytes]], Awaitable[None]]) -> list[bytes]:
+async def _receive(
+    stream: AsyncIterator[bytes], upload: Upload, take: Callable[[list[bytes]], Awaitable[None]]
+) -> list[bytes]:
     """Receives the next messages while the last ones are taken. Returns those at the end, to be taken by the caller."""
     waiting: list[bytes] = []
     taking: asyncio.Future[None] | None = None
     async for message in stream:
-        if len(waiting) == UPLOAD_BATCH:
+        at_once = upload.takes_at_once
+        if waiting and (at_once or len(waiting) == UPLOAD_BATCH):
             if taking is not None:
                 await taking
-            taking, waiting = asyncio.ensure_future(take(waiting)), []
+            taking = None if at_once else asyncio.ensure_future(take(waiting))
+            if at_once:
+                await take(waiting)
+            waiting = []
         waiting.append(message)
     if taking is not None:
         await taking

@@ -7,7 +7,7 @@ written share the next one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,10 +88,7 @@ class Reception:
         if not late and not self._loop.round.takes_update_of(client):
             raise WrongState(f"client {client} was not asked to train in round {number}; ask for a new task")
         upload = self._intake.upload_for(announced, in_memory=late)
-        if upload.opens_at_once:
-            upload.reopen()
-        else:
-            await self._threads.in_worker(upload.reopen)
+        await self._unless(upload.opens_at_once, upload.reopen)
         if not self._intake.holds(upload):
             upload.discard()
             raise WrongState(f"round {number} went on while the upload was opened; ask for a new task")
@@ -127,13 +124,13 @@ class Reception:
 
     async def take_chunks(self, upload: Upload, token: bytes, messages: list[bytes]) -> None:
         self.traffic.took(upload.announced.codec, sum(len(message) for message in messages))
-        await self._threads.in_worker(upload.take, token, messages)
+        await self._unless(upload.takes_at_once, upload.take, token, messages)
 
     async def complete(self, upload: Upload, token: bytes, rest: list[bytes]) -> Receipt:
         """Makes an upload that is whole with these messages count, once; the receipt only when it is durable."""
         self.traffic.took(upload.announced.codec, sum(len(message) for message in rest))
         try:
-            await self._threads.in_worker(upload.finish, token, rest)
+            await self._unless(upload.takes_at_once, upload.finish, token, rest)
         except Refused:
             if upload.spoiled:
                 self._intake.drop(upload)
@@ -141,6 +138,13 @@ class Reception:
         self.traffic.completed(upload.announced.codec, upload.announced.size_bytes, self._raw_bytes)
         late = upload.announced.round < self._loop.round.number
         return await self._loop.tasks.whole(self._arrive_late(upload) if late else self._arrive(upload))
+
+    async def _unless(self, at_once: bool, work: Callable[..., Any], *given: Any) -> None:
+        """In a worker thread, unless it is done at once."""
+        if at_once:
+            work(*given)
+        else:
+            await self._threads.in_worker(work, *given)
 
     async def _arrive_late(self, upload: Upload) -> Receipt:
         """Never part of a model that it was not computed on; but the client's newest word, if it is."""

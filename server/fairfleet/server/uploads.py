@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from fairfleet.common.codecs import codec_named
+from fairfleet.common.codecs import RAW32, codec_named
 from fairfleet.common.errors import BadRequest, Corrupted, LimitReached, OutOfOrder, StateDirError, WrongState
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import Decoder, read_records, record_bytes, write_record
@@ -65,6 +65,11 @@ class Upload:
     def opens_at_once(self) -> bool:
         """Without a file, and unless a stream that was replaced is still at it, there is nothing to wait for."""
         return self.path is None and self._turn.is_free
+
+    @property
+    def takes_at_once(self) -> bool:
+        """Nor with chunks that need only be checked and copied: the way to a thread and back costs more."""
+        return self.opens_at_once and self._decoder.codec is RAW32
 
     def reopen(self) -> bytes:
         """A new token: the stream that held the old one can no longer write."""
