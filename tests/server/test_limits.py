@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 from hypothesis import given
@@ -163,3 +164,18 @@ def test_a_chunk_of_nothing_but_fields_is_not_read_to_its_end() -> None:
     with pytest.raises(BadRequest, match="more than 64 fields"):
         split(b"\x38\x01" * 65)
     split(b"\x38\x01" * 64)
+
+
+def test_the_more_clients_send_the_fewer_chunks_each_may_gather() -> None:
+    async def batches(count: int) -> tuple[int, int]:
+        gate = Gate(Limits(uploads=1000))
+        async with AsyncExitStack() as stack:
+            for number in range(count):
+                await stack.enter_async_context(gate.upload(f"client-{number}"))
+            during = gate.batch
+        return during, gate.batch
+
+    assert asyncio.run(batches(0)) == (4, 4)
+    assert asyncio.run(batches(10)) == (4, 4)
+    assert asyncio.run(batches(30)) == (2, 4)
+    assert asyncio.run(batches(300)) == (1, 4)  # and all are free again afterwards

@@ -39,7 +39,6 @@ from fairfleet.server.uploads import Announced, Upload
 
 MOST_LETTERS = 64
 MOST_CODECS = 64
-UPLOAD_BATCH = 2  # chunks that are decoded together: every hop to a thread costs
 RAW_STREAMS = frozenset({"FetchModel", "SendUpload"})
 
 
@@ -260,7 +259,10 @@ class FleetService:
                         with self._measuring(upload):
                             messages = gate.paced(stream, upload.announced.size_bytes - upload.offset_bytes)
                             rest = await _receive(
-                                messages, upload, lambda some: uploads.take_chunks(upload, token, some)
+                                messages,
+                                upload,
+                                lambda some: uploads.take_chunks(upload, token, some),
+                                lambda: gate.batch,
                             )
                         receipt = await uploads.complete(upload, token, rest)
                 coordinator.traffic.outcomes["late"] += not receipt.counted
@@ -325,14 +327,17 @@ class FleetService:
 
 
 async def _receive(
-    stream: AsyncIterator[bytes], upload: Upload, take: Callable[[list[bytes]], Awaitable[None]]
+    stream: AsyncIterator[bytes],
+    upload: Upload,
+    take: Callable[[list[bytes]], Awaitable[None]],
+    batch: Callable[[], int],
 ) -> list[bytes]:
     """Receives the next messages while the last ones are taken. Returns those at the end, to be taken by the caller."""
     waiting: list[bytes] = []
     taking: asyncio.Future[None] | None = None
     async for message in stream:
         at_once = upload.takes_at_once
-        if waiting and (at_once or len(waiting) == UPLOAD_BATCH):
+        if waiting and (at_once or len(waiting) >= batch()):
             if taking is not None:
                 await taking
             taking = None if at_once else asyncio.ensure_future(take(waiting))

@@ -14,6 +14,9 @@ from fairfleet.server.settings import Limits
 
 T = TypeVar("T")
 
+BATCH = 4  # chunks of an upload that are decoded together: every way to a thread costs
+WAITING = 64  # chunks that all uploads together may hold for it, beside those that are being decoded
+
 
 class Gate:
     def __init__(self, limits: Limits) -> None:
@@ -27,13 +30,23 @@ class Gate:
         self.downloads = Places(limits.downloads_per_client, "downloads", "downloads")
         self._uploads = Places(limits.uploads_per_client, "uploads", "uploads")
         self._upload_places = asyncio.Semaphore(limits.uploads)
+        self._uploading = 0  # so many hold a place
 
     @asynccontextmanager
     async def upload(self, client: str) -> AsyncIterator[None]:
         """A place among those that send. Who finds all taken waits: its update is trained, it need only be patient."""
         with self._uploads.taken(client):
             async with self._upload_places:
-                yield
+                self._uploading += 1
+                try:
+                    yield
+                finally:
+                    self._uploading -= 1
+
+    @property
+    def batch(self) -> int:
+        """Chunks that an upload may gather now, before they are decoded: fewer where many send."""
+        return max(1, min(BATCH, WAITING // max(1, self._uploading)))
 
     async def paced(self, stream: AsyncIterator[T], size_bytes: int) -> AsyncIterator[T]:
         """The messages of an upload of so many bytes, as long as they come at all.
