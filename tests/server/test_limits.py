@@ -166,16 +166,15 @@ def test_a_chunk_of_nothing_but_fields_is_not_read_to_its_end() -> None:
     split(b"\x38\x01" * 64)
 
 
-def test_the_more_clients_send_the_fewer_chunks_each_may_gather() -> None:
-    async def batches(count: int) -> tuple[int, int]:
-        gate = Gate(Limits(uploads=1000))
-        async with AsyncExitStack() as stack:
-            for number in range(count):
-                await stack.enter_async_context(gate.upload(f"client-{number}"))
-            during = gate.batch
-        return during, gate.batch
+@pytest.mark.parametrize(("clients", "small", "large"), [(0, 4, 2), (10, 4, 2), (30, 2, 2), (300, 1, 1)])
+def test_the_more_clients_send_the_fewer_chunks_each_may_gather(clients: int, small: int, large: int) -> None:
+    gate = Gate(Limits(uploads=1000))
 
-    assert asyncio.run(batches(0)) == (4, 4)
-    assert asyncio.run(batches(10)) == (4, 4)
-    assert asyncio.run(batches(30)) == (2, 4)
-    assert asyncio.run(batches(300)) == (1, 4)  # and all are free again afterwards
+    async def batches() -> tuple[int, int]:
+        async with AsyncExitStack() as stack:
+            for number in range(clients):
+                await stack.enter_async_context(gate.upload(f"client-{number}"))
+            return gate.batch(4 << 20), gate.batch(1 << 30)
+
+    assert asyncio.run(batches()) == (small, large)
+    assert gate.batch(4 << 20) == 4  # nobody sends any more

@@ -262,7 +262,7 @@ class FleetService:
                                 messages,
                                 upload,
                                 lambda some: uploads.take_chunks(upload, token, some),
-                                lambda: gate.batch,
+                                lambda: gate.batch(upload.announced.size_bytes),
                             )
                         receipt = await uploads.complete(upload, token, rest)
                 coordinator.traffic.outcomes["late"] += not receipt.counted

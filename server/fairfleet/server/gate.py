@@ -14,7 +14,8 @@ from fairfleet.server.settings import Limits
 
 T = TypeVar("T")
 
-BATCH = 4  # chunks of an upload that are decoded together: every way to a thread costs
+# Chunks of an upload that are decoded together, because every way to a thread costs: of a small one all, of others two.
+WHOLE, SOME = 4, 2
 WAITING = 64  # chunks that all uploads together may hold for it, beside those that are being decoded
 
 
@@ -43,10 +44,10 @@ class Gate:
                 finally:
                     self._uploading -= 1
 
-    @property
-    def batch(self) -> int:
-        """Chunks that an upload may gather now, before they are decoded: fewer where many send."""
-        return max(1, min(BATCH, WAITING // max(1, self._uploading)))
+    def batch(self, size_bytes: int) -> int:
+        """Chunks that an upload of this size may gather now, before they are decoded: fewer where many send."""
+        wanted = WHOLE if size_bytes <= WHOLE * CHUNK_BYTES else SOME
+        return max(1, min(wanted, WAITING // max(1, self._uploading)))
 
     async def paced(self, stream: AsyncIterator[T], size_bytes: int) -> AsyncIterator[T]:
         """The messages of an upload of so many bytes, as long as they come at all.
