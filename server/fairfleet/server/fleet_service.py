@@ -98,6 +98,7 @@ class FleetService:
             heartbeat_seconds=settings.lease_seconds / 4,
             federation=settings.name,
             signature=self._signature,
+            privacy=self._privacy,
         )
 
     def _check_model(self, request: pb.JoinRequest) -> None:
@@ -227,8 +228,8 @@ class FleetService:
         coordinator = self._coordinator
         client = coordinator.session(request.session).client
         with self._counting_refusals():
-            report = wire.report_in(request.report)
-            announced = Announced(client, request.round, request.codec, request.size_bytes, request.digest, report)
+            said = wire.report_in(request.report), wire.privacy_in(request.privacy)
+            announced = Announced(client, request.round, request.codec, request.size_bytes, request.digest, *said)
             opened = await coordinator.uploads.open(announced, request.model_digest)
         if isinstance(opened, Receipt):
             coordinator.traffic.outcomes["repeated" if opened.counted else "late"] += 1
@@ -293,8 +294,8 @@ class FleetService:
         self, request: pb.ReportEvaluationRequest, context: Context
     ) -> pb.ReportEvaluationResponse:
         evaluation = None if request.failure else wire.evaluation_in(request.evaluation)
-        failure = short(request.failure, 300)
-        await self._coordinator.report_evaluation(request.session, request.version, evaluation, failure)
+        failure, made = short(request.failure, 300), wire.privacy_in(request.privacy)
+        await self._coordinator.report_evaluation(request.session, request.version, evaluation, failure, made)
         return pb.ReportEvaluationResponse()
 
     async def ReportVerification(  # noqa: N802
@@ -311,9 +312,10 @@ class FleetService:
         if request.failure:
             await coordinator.give_up(request.session, request.task, request.failure)
             return pb.HeartbeatResponse(abandon=True, reason="given up")
-        wanted = coordinator.progress(
-            request.session, request.task, request.steps_done, request.steps_planned, request.loss
-        )
+        told = request.steps_done, request.steps_planned, request.loss
+        if self._privacy and self._privacy.HasField("reports"):
+            told = (0, 0, 0.0)  # of a training that began before they were to be noised
+        wanted = coordinator.progress(request.session, request.task, *told)
         return pb.HeartbeatResponse(abandon=not wanted, reason="" if wanted else "the round went on without it")
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:  # noqa: N802

@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from fairfleet.common import wire
-from fairfleet.common.errors import short
+from fairfleet.common.errors import WrongState, short
+from fairfleet.common.privacy import Terms
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
@@ -156,11 +157,16 @@ class RoundLoop:
         """In memory, and of clients that are here only: one that never comes back would fill it for ever."""
         return self.sessions.get(client) is not None and self.wants_late(client, number)
 
-    async def take_evaluation(self, client: str, version: int, evaluation: Evaluation | None, failure: str) -> None:
+    async def take_evaluation(
+        self, client: str, version: int, evaluation: Evaluation | None, failure: str, made: Terms
+    ) -> None:
         async with self.lock:
+            if version > self.round.number:
+                raise WrongState(f"version {version} is not known here; this server is at {self.round.number}")
             wanted = self.round.phase is Phase.EVALUATING and self.round.number == version
             if evaluation and self.spending:
-                await self.threads.in_database(self.spending.evaluation_reported, client, version, evaluation)
+                self.spending.refuse_weaker_evaluation(client, made)
+                await self.threads.in_database(self.spending.evaluation_reported, client, version, evaluation, made)
             if not wanted or client not in self.round.asked:
                 return  # a repetition, or too late to be of use
             reported = pb.EvaluationReported(client=client, failure=failure)
