@@ -18,7 +18,7 @@ from fairfleet.common.pki_folder import CA_KEY
 from fairfleet.common.private_files import read_private
 from fairfleet.proto.v1 import enrolment_pb2
 from fairfleet.server.authorization import Authorization
-from fairfleet.server.connection_limits import connection_limits
+from fairfleet.server.connection_limits import enrolment_limits
 from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.enrolling import Enrolling
 from fairfleet.server.enrolment_service import EnrolmentService
@@ -80,7 +80,7 @@ class Guarding:
         if settings.enrolment and authority is None:
             log.warning("there is no %s in %s: tokens are refused", CA_KEY, settings.pki)
         self.operators = Operators(store, coordinator.in_database, coordinator.calls)
-        self.enrolling = Enrolling(store, coordinator.in_database, self._refuse_revoked, authority)
+        self.enrolling = Enrolling(store, coordinator.in_database, self._refuse_revoked, authority, coordinator.gate)
         self.service = service_handler(ENROLMENT, EnrolmentService(self.enrolling), frozenset(), coordinator.gate)
         self._enrolment: grpc.aio.Server | None = None
 
@@ -102,7 +102,7 @@ class Guarding:
     def bind_enrolment(self) -> None:
         """A server of its own, which has no other service: gRPC cannot ask for a certificate and do without one."""
         if self._pki and self._listen:
-            options = (*SERVER_OPTIONS, *connection_limits(self._coordinator.settings.limits))
+            options = (*SERVER_OPTIONS, *enrolment_limits(self._coordinator.settings.limits))
             self._enrolment = grpc.aio.server(options=options, interceptors=self.interceptors)
             self._enrolment.add_generic_rpc_handlers((self.service,))
             credentials = CertificateFiles(self._pki).credentials(of_members=False)

@@ -1,0 +1,87 @@
+"""Certificates are renewed while everything runs."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from datetime import timedelta
+
+import grpc
+import pytest
+
+from fairfleet.common.certificates import new_request
+from fairfleet.common.credentials import Credentials
+from fairfleet.proto.v1 import enrolment_pb2, operator_pb2
+from fairfleet.proto.v1.enrolment_pb2_grpc import EnrolmentStub
+from tests.e2e.device import Device
+from tests.e2e.fleet import until
+from tests.e2e.secure import SecureFleet, client, operator
+from tests.e2e.test_refusals import refused
+
+Code = grpc.StatusCode
+
+
+def test_a_member_can_renew_itself_and_nobody_else(standing: SecureFleet) -> None:
+    stub = EnrolmentStub(standing.channel_of(standing.credentials(client("ann"))))
+    for other in (client("honest-1"), operator("ann")):
+        request = enrolment_pb2.RenewRequest(request=new_request(other)[1])
+        with refused(Code.PERMISSION_DENIED, "client ann can renew its own certificate"):
+            stub.Renew(request, timeout=20)
+    key, request_bytes = new_request(client("ann"))
+    got = stub.Renew(enrolment_pb2.RenewRequest(request=request_bytes), timeout=20).certificate
+    renewed = Credentials.of(standing.address, standing.ca, got, key)
+    assert abs(renewed.ends - standing.credentials(client("ann")).ends) < timedelta(minutes=5)  # no longer than before
+    device = Device("", "ann", standing.channel_of(renewed))
+    device.join()
+    device.leave()
+
+
+def serial(fleet: SecureFleet, port: int) -> bytes:
+    context = ssl.create_default_context(cadata=fleet.ca.decode())
+    context.set_alpn_protocols(["h2"])
+    raw = socket.create_connection(("127.0.0.1", port), 10)
+    with raw, context.wrap_socket(raw, server_hostname="localhost") as wrapped:
+        return wrapped.getpeercert(binary_form=True) or b""
+
+
+def test_the_servers_certificate_is_rotated_without_a_break(standing: SecureFleet) -> None:
+    watching = standing.operator().Watch(operator_pb2.WatchRequest(), timeout=120)
+    first = next(watching).sequence
+    pids = {name: process.pid for name, process in standing.clients.items()}
+    ports = (standing.port, standing.enrolment_port)
+    before = [serial(standing, port) for port in ports]
+    pair = standing.authority.server(["localhost", "127.0.0.1"])
+    (standing.pki / "server.key").write_bytes(pair.key)  # half of it: the key is not the certificate's
+    assert [serial(standing, port) for port in ports] == before
+    assert "server.key is not the key of server.crt" in standing.log("server.log")
+    standing.give_server(pair)
+    after = [serial(standing, port) for port in ports]
+    assert after == [ssl.PEM_cert_to_DER_cert(pair.certificate.decode())] * 2
+    late = standing.device("late")
+    late.join()
+    late.leave()
+    events = [next(watching).sequence for _ in range(20)]  # the connection from before
+    assert events == list(range(first + 1, first + 21))
+    assert {name: process.pid for name, process in standing.clients.items()} == pids
+    assert "took up the renewed certificate" in standing.log("server.log")
+
+
+def test_a_running_client_takes_up_its_renewed_credentials(standing: SecureFleet) -> None:
+    file = standing.bundle(client("honest-2"))
+    before = file.read_bytes()
+    done = standing.run("renew", str(file), "--server", standing.address)
+    assert done.returncode == 0, done.stderr
+    assert file.read_bytes() != before
+    assert file.stat().st_mode & 0o777 == 0o600
+    until(lambda: "took up the renewed credentials" in standing.log("honest-2.log"), "the client to notice")
+    took = "select count(*) from updates where client = 'honest-2'"
+    count = standing.query(took)
+    until(lambda: standing.query(took) > count, "its next update")
+
+
+@pytest.mark.slow
+def test_a_client_whose_credentials_end_while_nobody_answers_says_so_and_ends(own: SecureFleet) -> None:
+    own.bundle(client("ann"), ttl=timedelta(seconds=8))
+    ann = own.start_client("ann")  # there is no server to tell it
+    assert ann.wait(60) == 2, own.log("ann.log")
+    assert "the certificate of client ann ended on" in own.log("ann.log")
