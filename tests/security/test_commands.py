@@ -25,6 +25,18 @@ def test_a_server_with_a_token_shows_strangers_only_that_it_lives(fleet: Fleet) 
         assert get(url + path, Authorization=f"Bearer {token}")[0] == 200
 
 
+def test_a_server_without_a_token_does_not_answer_by_a_name_that_a_stranger_could_have(fleet: Fleet) -> None:
+    fleet.init()
+    port = free_port()
+    fleet.start_server(http__port=port, http__hosts="fleet.example,other.example")
+    url = f"http://127.0.0.1:{port}"
+    for path in ("/", "/metrics", "/api/state"):
+        assert get(url + path, Host="rebound.example")[0] == 421
+    for host in ("fleet.example", f"localhost:{port}", "server:8441"):  # the last as Prometheus in a compose file
+        assert get(f"{url}/metrics", Host=host)[0] == 200
+    assert get(f"{url}/readyz", Host="rebound.example")[0] == 200
+
+
 @pytest.mark.slow
 def test_the_commands_from_a_ca_to_a_client_that_trains(fleet: Fleet) -> None:
     """And no secret of theirs is in any log or on any screen but where it belongs."""

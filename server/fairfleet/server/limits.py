@@ -23,6 +23,7 @@ REASONS = (
     "enrolments",
     "http_connections",
     "http_headers",
+    "http_host",
     "http_slow",
     "http_viewers",
     "joins",
