@@ -139,7 +139,7 @@ async def _monitored(
     monitoring = Monitoring(coordinator, store)
     token, refusals = http_token(settings), coordinator.gate.refusals
     pages = with_token(monitoring.answer, token) if token else None
-    pages = pages or with_hosts(monitoring.answer, settings.http.hosts, refusals)
+    pages = pages or with_hosts(monitoring.answer, settings.http.hosts.replace(",", " ").split(), refusals)
     endpoint = HttpEndpoint(settings.http.host, settings.http_port, pages, http_limits(settings.limits), refusals)
     endpoint.start()
     try:

@@ -196,19 +196,13 @@ class Http(Part):
         default=100,
         description="series per client in /metrics, as long as no more clients than this are known; 0: never",
     )
-    hosts: tuple[str, ...] = Field(
-        default=(),
+    hosts: str = Field(
+        default="",
         description="names with a dot that it is called by, with commas; * is any. Addresses, localhost and "
         "other names without a dot need not be given",
     )
     token: SecretStr | None = Field(default=None, description="what callers must show; default: nothing")
     token_file: Path | None = Field(default=None, description="the file that it is in, instead")
-
-    @field_validator("hosts", mode="before")
-    @classmethod
-    def _with_commas(cls, hosts: Any) -> Any:
-        """As a flag or a variable gives them."""
-        return tuple(hosts.replace(",", " ").split()) if isinstance(hosts, str) else hosts
 
 
 class Named(BaseModel):
