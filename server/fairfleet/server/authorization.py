@@ -1,7 +1,8 @@
 """Who may call what: one table, and the interceptor that applies it to every call, of whatever service.
 
 A call without a row is nobody's. It also gives the call its identity (`callers.caller`), by which the Fleet service
-tells one client from another, and knows all calls under way, so that a revocation ends them.
+tells one client from another, counts it, whatever is in it, and knows all calls under way, so that a revocation ends
+them.
 """
 
 from __future__ import annotations
@@ -84,8 +85,10 @@ def identity_behind(context: Context, now: datetime) -> Identity:
 
 
 class Authorization(grpc.aio.ServerInterceptor):
-    def __init__(self, calls: OpenCalls, refuse_revoked: Callable[[Identity], None]) -> None:
-        self._calls, self._refuse_revoked = calls, refuse_revoked
+    def __init__(
+        self, calls: OpenCalls, count: Callable[[Identity], None], refuse_revoked: Callable[[Identity], None]
+    ) -> None:
+        self._calls, self._count, self._refuse_revoked = calls, count, refuse_revoked
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     async def intercept_service(
@@ -110,6 +113,7 @@ class Authorization(grpc.aio.ServerInterceptor):
     async def _admit(self, method: str, context: Context) -> Identity:
         try:
             who = identity_behind(context, datetime.now(UTC))
+            self._count(who)
             allow(method, who)
             self._refuse_revoked(who)
         except FleetError as error:

@@ -53,15 +53,16 @@ class FleetService:
         self._privacy = wire.privacy_out(wanted.terms(coordinator.recipe)) if wanted else None
 
     def admit(self, request: Any) -> None:
-        """What every call of a client goes through. Join has no session yet, and a limit of its own."""
-        if isinstance(request, pb.JoinRequest):
-            return
-        calls, now, who = self._coordinator.gate.calls, asyncio.get_running_loop().time(), caller.get()
-        if who is not None:  # whatever session it names
-            calls.take(who.name, now)
-            return
-        with contextlib.suppress(SessionUnknown):  # which is for the call itself to tell
-            calls.take(self._coordinator.session(request.session).client, now)
+        """Counts calls in the clear, by the session they name; `authorization` has counted those of certificates.
+
+        Join has no session yet, and a limit of its own.
+        """
+        if caller.get() is None and not isinstance(request, pb.JoinRequest):
+            with contextlib.suppress(SessionUnknown):  # which is for the call itself to tell
+                self._count(self._coordinator.session(request.session).client)
+
+    def _count(self, client: str) -> None:
+        self._coordinator.gate.calls.take(client, asyncio.get_running_loop().time())
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:  # noqa: N802
         if request.protocol_version != wire.PROTOCOL_VERSION:
@@ -253,6 +254,8 @@ class FleetService:
             token = metadata.get(wire.UPLOAD_METADATA, b"")
             upload = uploads.under_way(token)
             check_speaks_for(upload.announced.client, "the upload is another client's")
+            if caller.get() is None:
+                self._count(upload.announced.client)
         client, gate = upload.announced.client, coordinator.gate
         try:
             with coordinator.transferring(client):

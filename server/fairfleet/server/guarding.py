@@ -5,13 +5,14 @@ Clear text is for this machine only, unless `insecure` says that it is meant; th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import grpc
 import grpc.aio
 
 from fairfleet.common.addresses import is_loopback
-from fairfleet.common.errors import UsageError
+from fairfleet.common.errors import LimitReached, UsageError
 from fairfleet.common.identity import Identity, Role
 from fairfleet.common.keepalive import SERVER_OPTIONS
 from fairfleet.common.pki_folder import CA_KEY
@@ -84,6 +85,15 @@ class Guarding:
         self.service = service_handler(ENROLMENT, EnrolmentService(self.enrolling), frozenset(), coordinator.gate)
         self._enrolment: grpc.aio.Server | None = None
 
+    def _count(self, who: Identity) -> None:
+        """Every call of a client, right or wrong. Operators are trusted that far; strangers have nothing to call."""
+        if who.role is Role.CLIENT:
+            try:
+                self._coordinator.gate.calls.take(who.name, asyncio.get_running_loop().time())
+            except LimitReached as error:
+                self._coordinator.gate.refusals.add(error.reason)
+                raise
+
     def _refuse_revoked(self, who: Identity) -> None:
         if who.role is Role.OPERATOR:
             self.operators.refuse_revoked(who.name)
@@ -92,7 +102,7 @@ class Guarding:
 
     @property
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        return [Authorization(self._coordinator.calls, self._refuse_revoked)] if self._pki else []
+        return [Authorization(self._coordinator.calls, self._count, self._refuse_revoked)] if self._pki else []
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
         """For all who have a certificate, or, in the clear, for all."""

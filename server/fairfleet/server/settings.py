@@ -113,7 +113,7 @@ class Limits(Part):
     polls_per_minute: PositiveInt = Field(
         default=60, description="of one client, of those that bring it nothing new; a poll that finds a task is free"
     )
-    calls_per_minute: PositiveInt = Field(default=12_000, description="of one client; opened uploads are not counted")
+    calls_per_minute: PositiveInt = Field(default=12_000, description="of one client")
     enrolments_per_minute: PositiveInt = Field(
         default=30, description="of one client with its token or certificate; and wrong tokens from one address"
     )
