@@ -20,7 +20,7 @@ from fairfleet.client.residual import Residual
 from fairfleet.common.codecs import codec_named
 from fairfleet.common.errors import BadRequest, StateDirError
 from fairfleet.common.privacy import NO_TERMS, Terms
-from fairfleet.common.private import tighten
+from fairfleet.common.private_files import tighten
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import Digest, encode, read_records, split, update_pieces, write_record
 from fairfleet.common.tensors import Model

@@ -99,7 +99,8 @@ class RoundLoop:
             self._settings.admission,
             wanted.disguised(self._settings.cohort) if wanted else None,
         )
-        await self.threads.in_database(self.store.delete_unnamed, stored.number)
+        named = await self.threads.in_database(self.store.named_files)
+        await self.threads.in_worker(self.store.files.delete_unnamed, named, stored.number)
         self.aftermath = await self.threads.in_database(Aftermath, self.store, stored.number)
         updates = {update.client: update for update in self.store.updates_of(stored.number) if update.file}
         self.round, actions = rounds.resume(stored, self.policy, frozenset(updates))
@@ -344,7 +345,9 @@ class RoundLoop:
         async with self.lock:
             await self._commit(committed, training_seconds)
         await self.intake.cleared_away()
-        await self.threads.in_worker(self.store.retire_round, committed.stored.version, self._settings.keep_models)
+        await self.threads.in_worker(
+            self.store.files.retire_round, committed.stored.version, self._settings.keep_models
+        )
 
     async def _commit(self, committed: Committed, training_seconds: float) -> None:
         record = committed.record | {
