@@ -9,8 +9,9 @@ from datetime import timedelta
 import grpc
 import pytest
 
-from fairfleet.common.certificates import new_request
+from fairfleet.common.certificates import Authority, new_authority, new_request
 from fairfleet.common.credentials import Credentials
+from fairfleet.common.private_files import write_private
 from fairfleet.proto.v1 import enrolment_pb2, operator_pb2
 from fairfleet.proto.v1.enrolment_pb2_grpc import EnrolmentStub
 from tests.e2e.device import Device
@@ -85,3 +86,65 @@ def test_a_client_whose_credentials_end_while_nobody_answers_says_so_and_ends(ow
     ann = own.start_client("ann")  # there is no server to tell it
     assert ann.wait(60) == 2, own.log("ann.log")
     assert "the certificate of client ann ended on" in own.log("ann.log")
+
+
+def test_a_client_renews_its_certificate_by_itself_before_it_ends(own: SecureFleet) -> None:
+    """Every certificate begins an hour ago, so one for 20 minutes is in the last third of its time from the start."""
+    own.init()
+    file = own.bundle(client("ann"), ttl=timedelta(minutes=20))
+    before = file.read_bytes()
+    own.start_server(round__minimum_clients=1, rounds=1_000_000)
+    own.start_client("ann", step_seconds=0.05)
+    until(lambda: "renewed the certificate of client ann" in own.log("ann.log"), "it to be renewed")
+    until(lambda: "took up the renewed credentials" in own.log("ann.log"), "it to be taken up")
+    assert file.read_bytes() != before
+    assert file.stat().st_mode & 0o777 == 0o600
+    own.wait_for_version(own.version() + 2)
+
+
+@pytest.mark.slow
+def test_a_client_that_cannot_renew_says_so_and_trains_on(own: SecureFleet) -> None:
+    own.init()
+    (own.pki / "ca.key").unlink()
+    own.bundle(client("ann"), ttl=timedelta(seconds=30))
+    own.start_server(round__minimum_clients=1, rounds=1_000_000)
+    own.start_client("ann", step_seconds=0.05)
+    until(lambda: "is not renewed: this server signs no certificates" in own.log("ann.log"), "its words")
+    own.wait_for_version(own.version() + 2)
+
+
+@pytest.mark.slow
+def test_a_ca_is_replaced_without_a_break(own: SecureFleet) -> None:
+    """As docs/security.md says: both are trusted while one takes the other's place."""
+    own.init()
+    own.start_server(rounds=1_000_000)
+    for name in ("ann", "bob"):
+        own.start_client(name, step_seconds=0.05)
+    own.wait_for_version(1)
+    old, made = own.ca, new_authority("CA of the tests, the next")
+    both = made.certificate + old
+    write_private(own.pki / "ca.crt", both)
+    late = own.device("late")  # of the old CA, and knows no other
+    late.join()
+    late.leave()  # else rounds would wait for it
+    newer = Authority.of(made)
+    for name in ("ann", "bob"):  # the new certificate, and both CAs
+        pair = newer.member(client(name))
+        Credentials.of(own.address, both, pair.certificate, pair.key).save(own.bundle(client(name)))
+        until(lambda name=name: "took up the renewed credentials" in own.log(f"{name}.log"), name)
+    token = own.operator().MakeToken(
+        operator_pb2.MakeTokenRequest(client="carl", seconds=60, certificate_seconds=60), timeout=20
+    )
+    assert token.ca == both  # a device that comes now knows both as well
+    own.give_server(newer.server(["localhost", "127.0.0.1"]))
+    own.wait_for_version(own.version() + 2)
+    write_private(own.pki / "ca.crt", made.certificate)
+    with refused(Code.UNAVAILABLE):
+        own.device("of-the-old").join()
+    pair = newer.member(client("dora"))
+    dora = Credentials.of(own.address, made.certificate, pair.certificate, pair.key)
+    device = Device("", "dora", own.channel_of(dora))
+    device.join()
+    device.leave()
+    own.wait_for_version(own.version() + 2)
+    assert all(process.poll() is None for process in own.clients.values())

@@ -16,6 +16,7 @@ from fairfleet.client.heartbeat import Heartbeat
 from fairfleet.client.held import DAMAGED_TRANSFERS, HeldModel
 from fairfleet.client.link import Link, Stopped, pauses
 from fairfleet.client.personal import Personal
+from fairfleet.client.renewing import Renewal
 from fairfleet.client.spool import Spool, Spooled
 from fairfleet.client.task import Abandoned, Job, Measuring, Progress, Task
 from fairfleet.client.telemetry import Telemetry
@@ -89,6 +90,7 @@ class Agent:
             ),
             self.telemetry,
         )
+        self._renewal = Renewal(server)
         self._heartbeat = Heartbeat(self._link)
         self._held = HeldModel(self._link, own)
         self._failures = 0
@@ -103,6 +105,7 @@ class Agent:
         try:
             self._send_left()
             while True:
+                self._renewal.attend()
                 response = self._link.next_task()
                 match response.WhichOneof("task"):
                     case "train":

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
-from fairfleet.common.certificates import BACKDATED, Authority, Certified, key_digest, pem, read_request
+from fairfleet.common.certificates import BACKDATED, Authority, Certified, key_digest, read_request
 from fairfleet.common.errors import BadRequest, NotAllowed, WrongState, short
 from fairfleet.common.identity import Identity, Role, is_name
 from fairfleet.server import tokens
@@ -33,16 +33,17 @@ class Enrolling:
         in_database: Callable[..., Awaitable[Any]],
         refuse_revoked: Callable[[Identity], None],
         authority: Authority | None,
+        ca: Callable[[], bytes],
         gate: Gate,
     ) -> None:
         self._store, self._in_database, self._refuse_revoked = store, in_database, refuse_revoked
-        self._authority, self._gate = authority, gate
+        self._authority, self._ca, self._gate = authority, ca, gate
         self._digests = tokens.digests(store) if authority else {}  # of tokens, by client: as in the database
         self.port: int | None = None  # where devices without a certificate are heard
 
     async def make_token(self, client: str, seconds: float, certificate_seconds: float) -> tuple[bytes, bytes]:
-        """The secret, and the certificate of the CA."""
-        authority = self._signing()
+        """The secret, and the certificate of the CA; of two, while one takes the other's place."""
+        self._signing()
         if self.port is None:
             raise WrongState("this server has no port for tokens: start it with --enrolment host:port")
         if not is_name(client):
@@ -54,7 +55,7 @@ class Enrolling:
         secret: bytes = await self._in_database(tokens.make_token, self._store, client, terms)
         self._digests[client] = tokens.digest_of(secret)
         log.info("made a token for client %s, good for %.0f s", client, seconds, extra={"client": client})
-        return secret, pem(authority.certificate)
+        return secret, self._ca()
 
     async def enrol(self, client: str, secret: bytes, request: bytes, peer: str) -> bytes:
         authority = self._signing()

@@ -15,7 +15,7 @@ from fairfleet.common.addresses import is_loopback
 from fairfleet.common.errors import LimitReached, UsageError
 from fairfleet.common.identity import Identity, Role
 from fairfleet.common.keepalive import SERVER_OPTIONS
-from fairfleet.common.pki_folder import CA_KEY
+from fairfleet.common.pki_folder import CA, CA_KEY
 from fairfleet.common.private_files import read_private
 from fairfleet.proto.v1 import enrolment_pb2
 from fairfleet.server.authorization import Authorization
@@ -81,9 +81,15 @@ class Guarding:
         if settings.enrolment and authority is None:
             log.warning("there is no %s in %s: tokens are refused", CA_KEY, settings.pki)
         self.operators = Operators(store, coordinator.in_database, coordinator.calls)
-        self.enrolling = Enrolling(store, coordinator.in_database, self._refuse_revoked, authority, coordinator.gate)
+        self.enrolling = Enrolling(
+            store, coordinator.in_database, self._refuse_revoked, authority, self._ca, coordinator.gate
+        )
         self.service = service_handler(ENROLMENT, EnrolmentService(self.enrolling), frozenset(), coordinator.gate)
         self._enrolment: grpc.aio.Server | None = None
+
+    def _ca(self) -> bytes:
+        """As it is now: it may have been replaced since the start."""
+        return (self._pki / CA).read_bytes() if self._pki else b""
 
     def _count(self, who: Identity) -> None:
         """Every call of a client, right or wrong. Operators are trusted that far; strangers have nothing to call."""
