@@ -13,6 +13,7 @@ from fairfleet.common.certificates import Authority, new_authority, new_request
 from fairfleet.common.credentials import Credentials
 from fairfleet.common.private_files import write_private
 from fairfleet.proto.v1 import enrolment_pb2, operator_pb2
+from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1.enrolment_pb2_grpc import EnrolmentStub
 from tests.e2e.device import Device
 from tests.e2e.fleet import until
@@ -139,8 +140,10 @@ def test_a_ca_is_replaced_without_a_break(own: SecureFleet) -> None:
     own.give_server(newer.server(["localhost", "127.0.0.1"]))
     own.wait_for_version(own.version() + 2)
     write_private(own.pki / "ca.crt", made.certificate)
+    stale = own.authority.member(client("stale"))
+    knows_both = own.channel_of(Credentials.of(own.address, both, stale.certificate, stale.key))
     with refused(Code.UNAVAILABLE):
-        own.device("of-the-old").join()
+        Device("", "stale", knows_both).stub.Join(pb.JoinRequest(client="stale"), timeout=10)
     pair = newer.member(client("dora"))
     dora = Credentials.of(own.address, made.certificate, pair.certificate, pair.key)
     device = Device("", "dora", own.channel_of(dora))
