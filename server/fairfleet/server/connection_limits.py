@@ -11,6 +11,8 @@ from fairfleet.server.http_endpoint import HttpLimits
 from fairfleet.server.settings import Limits
 
 ENROLMENT_MS = 60_000  # for which a connection may ask for certificates
+ENROLMENT_STREAMS = 4  # one is needed
+ENROLMENT_BYTES = 64 << 10  # of a message: a token and a certificate request, of 8 KiB at most
 IDENTITY_ONLY = 1  # as a bit set of gRPC's compression algorithms
 
 
@@ -34,6 +36,8 @@ def enrolment_limits(limits: Limits) -> tuple[tuple[str, int], ...]:
     """Of the port for those without a certificate: anybody gets through its handshake, and nobody needs it for long."""
     own = {
         "grpc.max_allowed_incoming_connections": limits.enrolment_connections,
+        "grpc.max_concurrent_streams": ENROLMENT_STREAMS,
+        "grpc.max_receive_message_length": ENROLMENT_BYTES,
         "grpc.max_connection_idle_ms": round(1000 * limits.handshake_seconds),
         "grpc.max_connection_age_ms": ENROLMENT_MS,
         "grpc.max_connection_age_grace_ms": ENROLMENT_MS,
