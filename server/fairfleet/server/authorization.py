@@ -19,7 +19,7 @@ from fairfleet.common.certificates import Certified, certified
 from fairfleet.common.errors import FleetError, NotAllowed
 from fairfleet.common.identity import NOBODY, Identity, Role
 from fairfleet.server.callers import OpenCalls, caller
-from fairfleet.server.handlers import Context, abort
+from fairfleet.server.handlers import Context, refuse
 
 CLIENT, OPERATOR = frozenset({Role.CLIENT}), frozenset({Role.OPERATOR})
 MEMBERS = CLIENT | OPERATOR
@@ -110,37 +110,32 @@ class Authorization(grpc.aio.ServerInterceptor):
         guard = self._streaming if inspect.isasyncgenfunction(call) else self._awaited
         return KINDS[kind](guard(method, call), handler.request_deserializer, handler.response_serializer)
 
-    async def _admit(self, method: str, context: Context) -> Identity:
-        try:
-            who = identity_behind(context, datetime.now(UTC))
-            self._count(who)
-            allow(method, who)
-            self._refuse_revoked(who)
-        except FleetError as error:
-            await abort(context, error)
+    def _admit(self, method: str, context: Context) -> Identity:
+        who = identity_behind(context, datetime.now(UTC))
+        self._count(who)
+        allow(method, who)
+        self._refuse_revoked(who)
         caller.set(who)
         return who
 
     def _awaited(self, method: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def guarded(request: Any, context: Context) -> Any:
-            who = await self._admit(method, context)
             try:
-                with self._calls.of(who):
+                with self._calls.of(self._admit(method, context)):
                     return await call(request, context)
             except FleetError as error:
-                await abort(context, error)
+                refuse(context, error)
 
         return guarded
 
     def _streaming(self, method: str, call: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
         async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-            who = await self._admit(method, context)
             try:
-                with self._calls.of(who) as under_way:
+                with self._calls.of(self._admit(method, context)) as under_way:
                     async for message in call(request, context):
                         with under_way.sending():
                             yield message
             except FleetError as error:
-                await abort(context, error)
+                refuse(context, error)
 
         return guarded

@@ -11,7 +11,7 @@ from fairfleet.server.http_endpoint import HttpLimits
 from fairfleet.server.settings import Limits
 
 ENROLMENT_MS = 60_000  # for which a connection may ask for certificates
-ENROLMENT_STREAMS = 4  # one is needed
+ENROLMENT_STREAMS = 16  # one is needed; one that just ended may still count
 ENROLMENT_BYTES = 64 << 10  # of a message: a token and a certificate request, of 8 KiB at most
 IDENTITY_ONLY = 1  # as a bit set of gRPC's compression algorithms
 
