@@ -336,10 +336,17 @@ async def _receive(stream: AsyncIterator[bytes], take: Callable[[list[bytes]], A
             if taking is not None:
                 await taking
             taking, waiting = asyncio.ensure_future(take(waiting)), []
+            taking.add_done_callback(_looked_at)
         waiting.append(message)
     if taking is not None:
         await taking
     return waiting
+
+
+def _looked_at(taken: asyncio.Future[None]) -> None:
+    """Where the stream was cut off meanwhile, nobody else looks: asyncio would write a traceback to the log."""
+    if not taken.cancelled():
+        taken.exception()
 
 
 def check_words(request: pb.JoinRequest) -> None:
