@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import Iterable, Iterator
 
@@ -35,8 +36,12 @@ def message(data: bytes) -> bytes:
 class Wire:
     """One connection. Whatever happens to it while we send is no error: the server may hang up at any time."""
 
-    def __init__(self, port: int, preface: bytes = PREFACE + frame(SETTINGS, 0, 0)) -> None:
+    def __init__(
+        self, port: int, preface: bytes = PREFACE + frame(SETTINGS, 0, 0), tls: ssl.SSLContext | None = None
+    ) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+        if tls:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self.send(preface)
 
     def send(self, *data: bytes) -> bool:

@@ -21,10 +21,11 @@ from fairfleet.proto.v1 import enrolment_pb2 as en
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import operator_pb2 as op
 from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
+from fairfleet.server.privacy_records import MOST_RELEASES
 from tests.attacks.mutations import damaged
 from tests.attacks.siege import Siege
 from tests.e2e.device import Device
-from tests.e2e.fleet import until
+from tests.e2e.fleet import Fleet, until
 from tests.e2e.secure import SecureFleet, client
 
 FLEET = pb.DESCRIPTOR.services_by_name["Fleet"]
@@ -33,18 +34,18 @@ INPUTS = 1000  # per RPC
 OURS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}  # codes that are our own bugs
 CALL_SECONDS = 0.5  # a poll or a watch that is right waits: it is given up
 WIDE = {
-    f"limits__{name}_per_minute": 10_000_000 for name in ("joins", "polls", "calls")
+    f"limits__{name}_per_minute": 10_000_000 for name in ("joins", "polls", "calls", "enrolments", "wrong_tokens")
 } | {"limits__idle_seconds": 30, "limits__known_clients": 100_000, "limits__clients": 10_000}  # fmt: skip
 
 
 class Fuzzer:
-    def __init__(self, siege: Siege) -> None:
+    def __init__(self, siege: Siege | Fleet, **joined: Any) -> None:
+        self._joined = {"instance": "the same", **joined}
         self.dice = random.Random(2026)
         self.counts: Counter[str] = Counter()
         self.codes: Counter[str] = Counter()
         self._device = Device(siege.address, "fuzzed")
-        self._device.join(instance="the same")
-        self._device.train_task()
+        self._refresh()
 
     def templates(self) -> dict[str, Message]:
         """A right message of every RPC, of now."""
@@ -61,7 +62,10 @@ class Fuzzer:
             "OpenUpload": device.announcement(encoded),
             "SendUpload": device.announcement(encoded),
             "ReportEvaluation": pb.ReportEvaluationRequest(
-                session=session, version=task.round, evaluation=pb.Evaluation(samples=5, loss=1.0, accuracy=0.5)
+                session=session,
+                version=task.round,
+                evaluation=pb.Evaluation(samples=5, loss=1.0, accuracy=0.5),
+                privacy=task.privacy,
             ),
             "ReportVerification": pb.ReportVerificationRequest(
                 session=session, round=task.round, step_digest=bytes(32), losses=[1.0, 2.0]
@@ -103,7 +107,7 @@ class Fuzzer:
 
     def _refresh(self) -> None:
         """A session and a task of now: what was tried may have ended them."""
-        self._device.join(instance="the same")
+        self._device.join(**self._joined)
         self._device.train_task()
 
     def sender(self, service: str, name: str) -> Callable[[bytes], object]:
@@ -171,7 +175,7 @@ def test_malformed_messages_and_certificate_requests_to_those_who_sign(tmp_path:
     fleet, dice, codes = SecureFleet(tmp_path), random.Random(2026), Counter[str]()
     try:
         fleet.init()
-        fleet.start_server(rounds=1_000_000, round__minimum_clients=1, limits__calls_per_minute=10_000_000)
+        fleet.start_server(rounds=1_000_000, round__minimum_clients=1, **WIDE)
         operators, member = fleet.channel(), fleet.channel_of(fleet.credentials(client("ann")))
         make = op.MakeTokenRequest(client="guest", seconds=60, certificate_seconds=60)
         secret = OperatorStub(operators).MakeToken(make, timeout=20).secret
@@ -199,6 +203,36 @@ def test_malformed_messages_and_certificate_requests_to_those_who_sign(tmp_path:
         enrol.secret = OperatorStub(operators).MakeToken(make, timeout=20).secret
         enrol.request = new_request(client("last"))[1]
         assert certified(fleet.stranger().Enrol(enrol, timeout=20).certificate).identity == client("last")
+    finally:
+        fleet.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["client", "server"])
+def test_malformed_results_where_there_is_privacy(tmp_path: Path, where: str) -> None:
+    """Nothing of it spends more than a client can, and a server that took it starts again."""
+    fleet, rule = Fleet(tmp_path), {"rule__name": "fedavg", "rule__weighting": "uniform"}
+    private = {
+        "privacy__where": where,
+        "privacy__clip": 1,
+        "privacy__noise_multiplier": 2,
+        "privacy__reports": "noised",
+    }
+    settings = {"rounds": 1_000_000, "round__minimum_clients": 1} | rule | private | WIDE
+    try:
+        fleet.init(task="plain")
+        fleet.start_server(**settings)
+        fuzzer = Fuzzer(fleet, protects=True)
+        for name in ("OpenUpload", "SendUpload", "ReportEvaluation", "Heartbeat"):
+            fuzzer.fuzz(FLEET.full_name, name, INPUTS)
+        print(f"\n{sum(fuzzer.counts.values())} inputs, answers: {dict(fuzzer.codes)}")
+        assert "Traceback" not in fleet.log("server.log")
+        per_round = fleet.query("select count(*) from releases where what != 'model' group by round, client")
+        assert max(count for (count,) in per_round) <= MOST_RELEASES
+        before = fleet.status().privacy
+        assert fleet.stop_server() == 0
+        fleet.start_server(**settings)
+        assert fleet.status().privacy == before
     finally:
         fleet.end()
 

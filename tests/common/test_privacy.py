@@ -130,7 +130,7 @@ def test_what_a_codec_leaves_out_is_of_the_noised_update_only(tmp_path: Path, co
         noised += received.parameters - trained.parameters
         spooled = spool.write(
             received, trained, report(), federation="f", round=number, model_digest="", codec=codec,
-            error_feedback=True, noise_multiplier=0.5,
+            error_feedback=True, terms=Terms(clip=1.0, noise_multiplier=0.5),
         )  # fmt: skip
         decoded = Model.empty(received.signature)
         decoder = Decoder(decoded, codec_named(codec))
@@ -151,12 +151,12 @@ def test_what_updates_without_noise_lost_is_not_added_to_one_with_noise(tmp_path
     plain = spool.write(received, model(-3.0), report(), round=0, **named)
     spool.settle(plain, counted=True)
     assert Residual(tmp_path).of("f", received.signature, 1) is not None
-    noised = spool.write(received, model(0.0), report(), round=1, noise_multiplier=1.0, **named)
+    noised = spool.write(received, model(0.0), report(), round=1, terms=Terms(clip=1.0, noise_multiplier=1.0), **named)
     decoded = Model.empty(received.signature)
     decoder = Decoder(decoded, codec_named("topk:0.01"))
     for message in spool.messages_from(0):
         decoder.take(message)
-    assert noised.noise_multiplier == 1.0
+    assert noised.terms.noise_multiplier == 1.0
     assert not decoded.parameters.any()
 
 

@@ -69,6 +69,7 @@ class Device:
             "size_bytes": encoded.size_bytes,
             "digest": encoded.digest,
             "report": REPORT,
+            "privacy": self.task.privacy if self.task.HasField("privacy") else None,  # it says that it did so
         }
         return pb.OpenUploadRequest(**(known | fields))
 

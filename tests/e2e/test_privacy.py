@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
+from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.accounting import Spent, epsilon, report_cost, update_cost
 from tests.e2e.device import Device
 from tests.e2e.fleet import Fleet, free_port, until
@@ -129,6 +130,55 @@ def test_an_update_whose_round_is_never_committed_is_spent_all_the_same(fleet: F
         one.channel.close()
 
 
+def test_what_was_made_before_a_restart_with_more_noise_is_refused_and_not_spent(fleet: Fleet) -> None:
+    """An update is taken if it has as much noise as is asked for by now, and spent at what it has."""
+    settings = {**LOCAL, "round__minimum_clients": 1, "rounds": 9}
+    fleet.init(task=PLAIN)
+    fleet.start_server(**settings)
+    device = Device(fleet.address, "ann")
+    assert device.join(protects=True).privacy.noise_multiplier == 2.0
+    old = device.train_task()
+    chunks, encoded = device.encode()
+    for wrong in ({"model_digest": bytes(32)}, {"round": 7}):
+        with pytest.raises(grpc.RpcError):  # nothing that the server asked for, so nothing of what it counts
+            device.open(encoded, **wrong)
+    assert fleet.query("select * from releases") == []
+    fleet.kill_server()
+    fleet.start_server(**settings | {"privacy__noise_multiplier": 4.0})
+    device.channel.close()
+    device = Device(fleet.address, "ann", fleet.channel())
+    device.join(protects=True)
+    new = device.train_task()
+    assert (new.round, new.privacy.noise_multiplier) == (old.round, 4.0)
+    for less in (old.privacy, pb.Privacy()):
+        announced = device.announcement(encoded, privacy=less)
+        for call in (device.stub.OpenUpload, lambda said: device.open_and_send(said.SerializeToString(), chunks)):
+            with pytest.raises(grpc.RpcError, match="Ask for a new task, and train again") as refused:
+                call(announced)
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert fleet.query("select * from releases") == []
+    more = device.open(encoded, privacy=pb.Privacy(clip=0.5, noise_multiplier=8.0))
+    assert fleet.status().privacy.epsilon == pytest.approx(spent(1, 8.0))
+    assert device.send(more.upload, chunks).outcome == pb.OUTCOME_COUNTED
+    device.channel.close()
+
+
+@pytest.mark.slow
+def test_a_client_whose_server_asks_for_more_noise_after_a_restart_trains_again(fleet: Fleet) -> None:
+    """In mid-training: what it made under the old terms is neither sent nor spent."""
+    settings = {**LOCAL, "round__minimum_clients": 1, "rounds": 1, "codec": "int8", "exit_when_finished": True}
+    fleet.init(task=PLAIN)
+    fleet.start_server(**settings)
+    events = fleet.watch()
+    fleet.start_client("ann", task=PLAIN, step_seconds=4)
+    until(lambda: any(event.HasField("training_progress") for event in events), "it to train")
+    fleet.kill_server()
+    fleet.start_server(**settings | {"privacy__noise_multiplier": 4.0})
+    assert fleet.wait_clients() == {"ann": 0}, fleet.log("ann.log")
+    assert fleet.query("select cost from releases") == [(repr(update_cost(4.0)),)]
+    assert "train again" in fleet.log("ann.log")
+
+
 def test_reports_and_evaluations_are_noised_and_spent_when_that_is_asked_for(fleet: Fleet) -> None:
     noised = {"privacy__reports": "noised", "privacy__report_noise": 0.5, "round__evaluate_every": 1}
     finished(fleet, **LOCAL, **noised)
@@ -187,7 +237,7 @@ def test_privacy_cannot_be_switched_on_after_the_fact(fleet: Fleet) -> None:
     told = [word for path, value in LOCAL.items() for word in ("--set", f"{path.replace('__', '.')}={value}")]
     done = fleet.run("server", "--listen", fleet.address, "--state-dir", str(fleet.state), *told)
     assert done.returncode == 2
-    assert "without privacy, which no epsilon covers" in " ".join(done.stderr.split())
+    assert "without privacy at the client, which no epsilon covers" in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow

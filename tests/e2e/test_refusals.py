@@ -655,3 +655,16 @@ def test_the_lease_of_a_silent_client_ends(fleet: Fleet) -> None:
     until(lambda: fleet.status().connected == 0, "the lease to end")
     with refused(Code.UNAUTHENTICATED):
         device.next_task()
+
+
+def test_a_call_that_is_refused_leaves_no_stream_behind(fleet: Fleet) -> None:
+    """Also while nothing else happens, so that Python's collector has no reason to come by."""
+    fleet.init()
+    fleet.start_server(limits__streams_per_connection=8)
+    device = Device(fleet.address, "ann", fleet.channel())
+    for _ in range(100):
+        with refused(Code.UNAUTHENTICATED, "join again"):
+            device.stub.Heartbeat(pb.HeartbeatRequest(session="unknown"), timeout=20)
+        with refused(Code.UNAUTHENTICATED, "join again"):
+            list(device.stub.FetchModel(pb.FetchModelRequest(session="unknown"), timeout=20))
+    device.channel.close()

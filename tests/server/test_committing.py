@@ -20,7 +20,8 @@ from fairfleet.server.committing import Committed, Committer, Proposal
 from fairfleet.server.publication import Publication
 from fairfleet.server.rounds import ModelStored, Phase, Round
 from fairfleet.server.rules import listings, recipe
-from fairfleet.server.store import FREE_MODEL, Store, StoredUpdate
+from fairfleet.server.store import Store, StoredUpdate
+from fairfleet.server.tensor_files import FREE_MODEL
 
 CLIENTS = ("ann", "bob", "cem", "dia", "eve")
 ROUNDS = 6
@@ -184,7 +185,7 @@ def test_old_models_and_optimizer_vectors_are_deleted_with_their_versions(shops:
     shop = shops[0]
     for number in range(ROUNDS):
         shop.run_round(number)
-        shop.store.retire_round(number + 1, keep=2)
+        shop.store.files.retire_round(number + 1, keep=2)
     files = sorted(path.name for path in (shop.store.folder / "models").iterdir())
     kept = [f"{v:08d}.{kind}" for v in (5, 6) for kind in ("optimizer.safetensors", "safetensors")]
     assert files == [*kept, FREE_MODEL]
@@ -199,10 +200,10 @@ def test_a_model_that_is_being_read_or_is_in_a_backup_is_not_written_over(shops:
     os.link(folder / "00000000.safetensors", backup)
     first = backup.read_bytes()
     assert found is not None
-    with shop.store.reading(found) as path, open(path, "rb") as file:
+    with shop.store.files.reading(found.file) as path, open(path, "rb") as file:
         second = path.read_bytes()
         for number in range(1, 5):
-            shop.store.retire_round(number, keep=1)
+            shop.store.files.retire_round(number, keep=1)
             shop.run_round(number)
         assert file.read() == second
     assert backup.read_bytes() == first

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fairfleet.common.errors import TryLater, WrongState
+from fairfleet.common.privacy import Terms
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.stream import Encoded, encode, model_pieces
 from fairfleet.common.tensors import Model
@@ -227,9 +228,9 @@ def test_a_deadline_that_passes_while_its_evaluation_ends_is_not_the_next_traini
             await server.until(lambda: coordinator.round.phase is Phase.EVALUATING)
             await server.until(lambda: coordinator.doing("b") == "evaluate")
             found = Evaluation(samples=1, loss=1.0, accuracy=0.5)
-            await coordinator.report_evaluation(server.sessions["a"].id, 1, found, "")
+            await coordinator.report_evaluation(server.sessions["a"].id, 1, found, "", Terms())
             server.store.hold()
-            last = asyncio.ensure_future(coordinator.report_evaluation(server.sessions["b"].id, 1, found, ""))
+            last = asyncio.ensure_future(coordinator.report_evaluation(server.sessions["b"].id, 1, found, "", Terms()))
             await server.store.held()
             await asyncio.sleep(1.2)  # past the evaluation's deadline
             server.store.free.set()

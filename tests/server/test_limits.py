@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -19,6 +20,7 @@ from fairfleet.server.connection_limits import connection_limits
 from fairfleet.server.gate import Gate
 from fairfleet.server.limits import REASONS, Bucket, Buckets, Calls, KnownClients, Places, Refusals
 from fairfleet.server.settings import Limits
+from fairfleet.server.strangers import MOST_ADDRESSES, Strangers, address_of
 
 
 @given(st.lists(st.floats(0, 30), max_size=300), st.integers(1, 120))
@@ -178,3 +180,32 @@ def test_the_more_clients_send_the_fewer_chunks_each_may_gather(clients: int, sm
 
     assert asyncio.run(batches()) == (small, large)
     assert gate.batch(4 << 20) == 4  # nobody sends any more
+
+
+def test_wrong_tokens_are_limited_by_address_and_in_all() -> None:
+    strangers = Strangers(per_minute=2, in_all=5)
+    for _ in range(2):
+        strangers.sent_wrong_token("ipv4:192.0.2.1:1000", 0.0)
+    for port in range(50):  # another port is the same stranger
+        with pytest.raises(LimitReached, match=r"192\.0\.2\.1 sent wrong tokens more than 2 times a minute"):
+            strangers.sent_wrong_token(f"ipv4:192.0.2.1:{port}", 0.0)
+    for host in range(2, 5):  # who was refused took nothing from the others
+        strangers.sent_wrong_token(f"ipv4:192.0.2.{host}:1", 0.0)
+    with pytest.raises(LimitReached, match="strangers from everywhere") as caught:
+        strangers.sent_wrong_token("ipv4:192.0.2.9:1", 0.0)
+    assert (caught.value.reason, caught.value.retry_seconds) == ("enrolments", 12.0)
+
+
+def test_a_household_of_ipv6_addresses_is_one_stranger_and_memory_has_an_end() -> None:
+    strangers = Strangers(per_minute=1, in_all=10**9)
+    strangers.sent_wrong_token("ipv6:%5B2001:db8:1:2::7%5D:443", 0.0)
+    with pytest.raises(LimitReached):
+        strangers.sent_wrong_token("ipv6:%5B2001:db8:1:2:ffff::9%5D:443", 0.0)
+    strangers.sent_wrong_token("ipv4:192.0.2.1:1", 0.0)
+    with pytest.raises(LimitReached):
+        strangers.sent_wrong_token("ipv6:%5B::ffff:192.0.2.1%5D:9", 0.0)
+    for number in range(3 * MOST_ADDRESSES):
+        strangers.sent_wrong_token(f"ipv6:[{ipaddress.IPv6Address(number << 64)}]:1", 0.0)
+    assert len(strangers._each) == MOST_ADDRESSES
+    for odd in ("", ":", "unix:", "ipv4:", "ipv4:::::", "ipv6:%5B%5D:1", "ipv6:[fe80::1%25eth0]:7", "x" * 9999):
+        assert len(address_of(odd)) < 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fairfleet.common.errors import UsageError
-from fairfleet.common.privacy import SeededNoise, norm
+from fairfleet.common.errors import UsageError, WrongState
+from fairfleet.common.privacy import ReportTerms, SeededNoise, Terms, norm
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model
 from fairfleet.server.accounting import Spent, epsilon, report_cost, update_cost
 from fairfleet.server.committing import Committed, Committer
 from fairfleet.server.gram import Gram
 from fairfleet.server.privacy import PrivacySettings, model_refusal
+from fairfleet.server.privacy_records import MOST_RELEASES
 from fairfleet.server.publication import Publication
 from fairfleet.server.rounds import ModelStored, Phase, Round
 from fairfleet.server.rules import Cohort, Report, listings, recipe
@@ -178,6 +180,18 @@ def test_the_mean_has_the_stated_noise_over_a_fixed_number_however_many_answered
 
 # ---- what is spent -----------------------------------------------------------------------------
 
+REPORT = TrainReport(samples=1, loss_before=1, loss_after=1, steps=1, learning_rate=0.1)
+MADE = Terms(clip=1.0, noise_multiplier=2.0)
+NOISED = Terms(
+    clip=1.0, noise_multiplier=2.0, reports=ReportTerms(noise_multiplier=2.0, loss_bound=5.0, gradient_bound=5.0)
+)
+
+
+def announce(
+    spending: Spending, client: str, number: int, digest: bytes, made: Terms = MADE, report: TrainReport = REPORT
+) -> None:
+    spending.update_announced(client, number, digest, made, report)
+
 
 def new_store(folder: Path) -> Store:
     store, model = Store(folder), Model.of({"weight": np.zeros(3, np.float32)})
@@ -191,13 +205,13 @@ def test_every_announced_update_is_spent_once_and_for_ever(tmp_path: Path) -> No
     store = new_store(tmp_path)
     spending = Spending(store, privacy, UNIFORM)
     assert spending.epsilon() == 0.0
-    spending.update_announced("ann", 0, b"1")
-    spending.update_announced("ann", 0, b"1")  # sent again after a broken link
+    announce(spending, "ann", 0, b"1")
+    announce(spending, "ann", 0, b"1")  # sent again after a broken link
     one = spending.epsilon()
     assert one == epsilon(Spent(update_cost(2.0)), 1e-5)
-    spending.update_announced("bob", 0, b"2")
+    announce(spending, "bob", 0, b"2")
     assert spending.epsilon() == one  # of the client of whom most was released
-    spending.update_announced("ann", 0, b"3")  # it lost its own, and made another: two releases
+    announce(spending, "ann", 0, b"3")  # it lost its own, and made another: two releases
     assert spending.epsilon() == epsilon(Spent(2 * update_cost(2.0)), 1e-5)
     spending.committed(["ann", "bob"], None)
     assert spending.commit_writes(0, ["ann", "bob"], None) == []
@@ -213,7 +227,7 @@ def test_every_announced_update_is_spent_once_and_for_ever(tmp_path: Path) -> No
 def test_at_the_server_only_committed_rounds_are_spent_by_those_who_took_part(tmp_path: Path) -> None:
     store, privacy = new_store(tmp_path), PrivacySettings(**SERVER)
     spending = Spending(store, privacy, UNIFORM)
-    spending.update_announced("ann", 0, b"1")
+    announce(spending, "ann", 0, b"1")
     assert spending.epsilon() == 0.0
     for number, clients in enumerate((["ann"], ["ann", "bob"], ["bob"])):
         store.write(*spending.commit_writes(number, clients, None))
@@ -245,13 +259,13 @@ def test_drawn_rounds_are_spent_by_everyone_and_cheaper(tmp_path: Path) -> None:
 def test_noised_reports_are_spent_too(tmp_path: Path) -> None:
     store, privacy = new_store(tmp_path), PrivacySettings(**CLIENT, reports="noised", report_noise=2.0)
     spending = Spending(store, privacy, recipe("adafedadam"))  # which needs gradient norms
-    spending.update_announced("ann", 0, b"1")
+    announce(spending, "ann", 0, b"1", NOISED, REPORT.model_copy(update={"gradient_norm": 1.0}))
     cost = update_cost(2.0) + report_cost(2.0, 2)
     assert spending.spent.direct == pytest.approx(cost)
-    spending.evaluation_reported("ann", 0, Evaluation(samples=1, loss=1.0))
-    spending.evaluation_reported("ann", 0, Evaluation(samples=1, loss=1.0))  # a repetition
+    spending.evaluation_reported("ann", 0, Evaluation(samples=1, loss=1.0), NOISED)
+    spending.evaluation_reported("ann", 0, Evaluation(samples=1, loss=1.0), NOISED)  # a repetition
     assert spending.spent.direct == pytest.approx(cost + report_cost(2.0, 2))
-    spending.evaluation_reported("ann", 0, Evaluation(samples=1, loss=2.0))  # measured again: other noise
+    spending.evaluation_reported("ann", 0, Evaluation(samples=1, loss=2.0), NOISED)  # measured again: other noise
     assert spending.spent.direct == pytest.approx(cost + 2 * report_cost(2.0, 2))
     store.close()
 
@@ -263,7 +277,7 @@ def test_the_federation_ends_before_it_could_spend_more_than_is_allowed(tmp_path
     spending = Spending(store, PrivacySettings(**CLIENT, max_epsilon=limit), UNIFORM)
     rounds = 0
     while (reason := spending.reason_to_end(2, 2)) is None:
-        spending.update_announced("ann", rounds, b"1")
+        announce(spending, "ann", rounds, b"1")
         rounds += 1
     assert spending.epsilon() <= limit
     assert epsilon(Spent((rounds + 1) * update_cost(2.0)), 1e-5) > limit
@@ -277,15 +291,123 @@ def test_a_federation_that_began_without_privacy_is_not_given_an_epsilon(tmp_pat
     store.record([(round_0, stored, Round(1))], Round(1), lambda c: None)
     with store._engine.begin() as connection:
         connection.exec_driver_sql("insert into rounds values (0, '{\"round\": 0}')")
-    with pytest.raises(UsageError, match="without privacy, which no epsilon covers"):
+    with pytest.raises(UsageError, match="without privacy at the client, which no epsilon covers"):
         Spending(store, PrivacySettings(**CLIENT), UNIFORM)
     store.close()
 
 
 def test_updates_that_came_without_noise_are_not_counted_as_noised(tmp_path: Path) -> None:
     store = new_store(tmp_path)
-    report = TrainReport(samples=1, loss_before=1, loss_after=1, steps=1, learning_rate=0.1)
-    store.write(store.update_write(StoredUpdate(0, "ann", bytes(32), "raw32", 1, report, "file")))
-    with pytest.raises(UsageError, match="without privacy, which no epsilon covers"):
+    store.write(store.update_write(StoredUpdate(0, "ann", bytes(32), "raw32", 1, REPORT, "file")))
+    with pytest.raises(UsageError, match="without privacy at the client, which no epsilon covers"):
         Spending(store, PrivacySettings(**CLIENT), UNIFORM)
+    store.close()
+
+
+def test_updates_that_only_the_server_was_to_noise_are_not_counted_as_noised_by_their_clients(tmp_path: Path) -> None:
+    """Their noised reports are in the books; they themselves are not."""
+    store = new_store(tmp_path)
+    trusted = Spending(store, PrivacySettings(**SERVER, reports="noised"), UNIFORM)
+    announce(trusted, "ann", 0, bytes(32), Terms(reports=NOISED.reports))
+    assert trusted.spent.direct == report_cost(2.0, 1)
+    store.write(store.update_write(StoredUpdate(0, "ann", bytes(32), "raw32", 1, REPORT, "file")))
+    with pytest.raises(UsageError, match="without privacy at the client, which no epsilon covers"):
+        Spending(store, PrivacySettings(**CLIENT), UNIFORM)
+    store.close()
+
+
+def test_rounds_that_the_server_noised_are_not_said_to_be_hidden_from_it(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    with store._engine.begin() as connection:
+        record = json.dumps({"round": 0, "privacy": {"where": "server", "drawn": False}})
+        connection.exec_driver_sql("insert into rounds values (0, ?)", (record,))
+    Spending(store, PrivacySettings(**SERVER), UNIFORM)
+    with pytest.raises(UsageError, match="without privacy at the client"):
+        Spending(store, PrivacySettings(**CLIENT), UNIFORM)
+    store.close()
+
+
+def test_an_update_is_spent_at_the_noise_it_has_not_at_what_is_asked_for(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    spending = Spending(store, PrivacySettings(**CLIENT), UNIFORM)
+    more = Terms(clip=0.5, noise_multiplier=8.0)
+    spending.refuse_weaker_update("ann", more)
+    announce(spending, "ann", 0, b"1", more)
+    assert spending.spent.direct == update_cost(8.0)
+    announce(spending, "bob", 0, b"2", Terms(clip=0.5, noise_multiplier=1e300))  # which costs too little for a float
+    store.write(store.update_write(StoredUpdate(0, "bob", b"2", "raw32", 1, REPORT, "file")))
+    Spending(store, PrivacySettings(**CLIENT), UNIFORM)  # starts again: it is in the books
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (Terms(), "was not clipped, not to 1 as this server asks by now"),
+        (Terms(clip=1.0), "has noise of 0 times its clip, not 2"),
+        (Terms(clip=1.0, noise_multiplier=1.9), "has noise of 1.9 times its clip, not 2"),
+        (Terms(clip=1.1, noise_multiplier=2.0), "was clipped to 1.1, not to 1"),
+    ],
+)
+def test_an_update_made_with_less_privacy_than_is_asked_for_by_now_is_refused(
+    tmp_path: Path, made: Terms, words: str
+) -> None:
+    store = new_store(tmp_path)
+    with pytest.raises(WrongState, match=words):
+        Spending(store, PrivacySettings(**CLIENT), UNIFORM).refuse_weaker_update("ann", made)
+    Spending(store, PrivacySettings(**SERVER), UNIFORM).refuse_weaker_update("ann", made)  # which asks nothing of it
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (None, "was reported without noise"),
+        ({"noise_multiplier": 1.9}, "was reported with noise of 1.9 times each bound, not 2"),
+        ({"loss_bound": 6.0}, "with bounds of 6 and 5 for loss and gradient norm, not 5 and 5"),
+        ({"gradient_bound": 6.0}, "with bounds of 5 and 6"),
+    ],
+)
+def test_reports_made_with_less_privacy_than_is_asked_for_by_now_are_refused(
+    tmp_path: Path, fields: dict[str, float] | None, words: str
+) -> None:
+    store = new_store(tmp_path)
+    spending = Spending(store, PrivacySettings(**CLIENT, reports="noised", report_noise=2.0), UNIFORM)
+    assert NOISED.reports is not None
+    reports = None if fields is None else NOISED.reports.model_copy(update=fields)
+    made = NOISED.model_copy(update={"reports": reports})
+    for refuse in (spending.refuse_weaker_update, spending.refuse_weaker_evaluation):
+        refuse("ann", NOISED)
+        with pytest.raises(WrongState, match=words):
+            refuse("ann", made)
+    store.close()
+
+
+def test_no_client_can_spend_the_federations_budget_by_announcing_without_end(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    spending = Spending(store, PrivacySettings(**CLIENT), UNIFORM)
+    for number in range(MOST_RELEASES):
+        announce(spending, "eve", 0, bytes([number]))
+    with pytest.raises(WrongState, match="eve has announced 8 different results for round 0"):
+        announce(spending, "eve", 0, b"more")
+    announce(spending, "eve", 0, bytes([3]))  # a repetition
+    assert spending.spent.direct == pytest.approx(MOST_RELEASES * update_cost(2.0))
+    announce(spending, "eve", 1, b"more")
+    announce(spending, "ann", 0, b"more")
+    store.close()
+
+
+def test_what_was_reported_before_reports_were_noised_is_said_not_to_be_covered(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    plain, noised = PrivacySettings(**CLIENT), PrivacySettings(**CLIENT, reports="noised")
+
+    def told(privacy: PrivacySettings) -> str:
+        return Spending(store, privacy, UNIFORM).status().not_covered
+
+    assert "before round" not in told(noised)
+    assert "before round" not in told(plain)
+    announce(Spending(store, plain, UNIFORM), "ann", 0, bytes(32))
+    store.write(store.update_write(StoredUpdate(0, "ann", bytes(32), "raw32", 1, REPORT, "file")))
+    for _ in range(2):
+        assert told(noised).endswith("; nor what was reported before round 1")
     store.close()

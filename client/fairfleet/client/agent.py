@@ -16,6 +16,7 @@ from fairfleet.client.heartbeat import Heartbeat
 from fairfleet.client.held import DAMAGED_TRANSFERS, HeldModel
 from fairfleet.client.link import Link, Stopped, pauses
 from fairfleet.client.personal import Personal
+from fairfleet.client.renewing import Renewal
 from fairfleet.client.spool import Spool, Spooled
 from fairfleet.client.task import Abandoned, Job, Measuring, Progress, Task
 from fairfleet.client.telemetry import Telemetry
@@ -37,12 +38,20 @@ from fairfleet.common.errors import (
 )
 from fairfleet.common.plain import word
 from fairfleet.common.plan import Plan
-from fairfleet.common.privacy import SystemNoise, protect_update, protected_evaluation, protected_report
+from fairfleet.common.privacy import (
+    SystemNoise,
+    Terms,
+    protect_update,
+    protected_evaluation,
+    protected_report,
+    shortfall,
+)
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 FAILURES_IN_A_ROW = 3  # of the task: then it is broken, and a person must look
+MOST_WORDS = 300  # about a failure, to the server
 
 FINAL = (Superseded, ContestedIdentity, NotAllowed)
 
@@ -81,6 +90,7 @@ class Agent:
             ),
             self.telemetry,
         )
+        self._renewal = Renewal(server)
         self._heartbeat = Heartbeat(self._link)
         self._held = HeldModel(self._link, own)
         self._failures = 0
@@ -95,14 +105,17 @@ class Agent:
         try:
             self._send_left()
             while True:
+                self._renewal.attend()
                 response = self._link.next_task()
                 match response.WhichOneof("task"):
                     case "train":
-                        self._insist_on_noise(response.train)
+                        self._insist_on_noise(response.train.privacy)
                         self._attempt(response.train)
                     case "verify":
+                        self._insist_on_noise(self._link.joined.privacy)
                         self._verify(response.verify)
                     case "evaluate":
+                        self._insist_on_noise(response.evaluate.privacy)
                         self._evaluate(response.evaluate)
                     case "finished":
                         reason = response.finished.reason
@@ -114,16 +127,22 @@ class Agent:
         finally:
             self._link.leave(reason)
 
-    # ---- training ------------------------------------------------------------------------------
-
-    def _insist_on_noise(self, asked: pb.TrainTask) -> None:
+    def _insist_on_noise(self, asked: pb.Privacy) -> None:
         """Whose data are here decides: a server that asks for less than that is not given anything."""
-        if asked.privacy.noise_multiplier < self._least_noise:
+        found = wire.privacy_in(asked).noise_multiplier
+        if found < self._least_noise:
             raise UsageError(
-                f"the server asks for updates with a noise multiplier of {asked.privacy.noise_multiplier:g}, and this "
-                f"client gives none with less than {self._least_noise:g}. Ask its operator for privacy.where: client, "
-                "or give a smaller --least-noise."
+                f"the server asks for updates with a noise multiplier of {found:g}, and this client gives none with "
+                f"less than {self._least_noise:g}. Ask its operator for privacy.where: client, or give a smaller "
+                "--least-noise."
             )
+
+    def _words(self, error: Exception) -> str:
+        """Why a task failed, for the server: an exception's text may quote the data, so with privacy only its kind."""
+        private = self._least_noise > 0 or self._link.joined.HasField("privacy")
+        return type(error).__name__ if private else f"{type(error).__name__}: {error}"[:MOST_WORDS]
+
+    # ---- training ------------------------------------------------------------------------------
 
     def _attempt(self, asked: pb.TrainTask) -> None:
         """A task that fails is given up: the round goes on without us, and we ask for the next."""
@@ -144,7 +163,7 @@ class Agent:
             self.telemetry.failures += 1
             log.exception("%s failed", id, extra={"round": asked.round})
             self._spool.clear()
-            self._link.heartbeat(task=id, failure=f"{type(error).__name__}: {error}"[:300])
+            self._link.heartbeat(task=id, failure=self._words(error))
             if self._failures >= FAILURES_IN_A_ROW:
                 raise TaskFailed(
                     f"the task failed {self._failures} times in a row, the last time with "
@@ -153,11 +172,11 @@ class Agent:
 
     def _train(self, asked: pb.TrainTask) -> None:
         federation, digest = self._link.joined.federation, asked.model.digest.hex()
-        spooled = self._spool.find(federation, asked.round, digest)
-        if spooled and spooled.noise_multiplier == asked.privacy.noise_multiplier:
+        terms, spooled = wire.privacy_in(asked.privacy), self._spool.find(federation, asked.round, digest)
+        if spooled and not shortfall(spooled.terms, terms):  # another one would tell more of the same data
             self._upload(spooled, begun=True)
             return
-        self._settle(federation)
+        self._settle(federation, terms)
         self._held.fetch(asked.model)
         with self._heartbeat.during(asked.id) as progress:
             spooled = self._make_update(asked, progress, federation)
@@ -186,7 +205,7 @@ class Agent:
             received,
             self._held.trained,
             report,
-            noise_multiplier=terms.noise_multiplier,
+            terms=terms,
             federation=federation,
             round=asked.round,
             model_digest=asked.model.digest.hex(),
@@ -240,7 +259,7 @@ class Agent:
         """An earlier run of this client may have left an update: if its round is over, the history may want it."""
         federation = self._link.federation()
         spooled = self._spool.left(federation)
-        if spooled and spooled.noise_multiplier >= self._least_noise:
+        if spooled and not self._may_not_go(spooled, wire.privacy_in(self._link.joined.privacy)):
             try:
                 self._upload(spooled, begun=True)
             except FINAL:
@@ -248,12 +267,16 @@ class Agent:
             except Refused as error:
                 self._not_wanted(spooled, error)
 
-    def _settle(self, federation: str) -> None:
+    def _may_not_go(self, spooled: Spooled, terms: Terms) -> bool:
+        """Its report would go along with the announcement: so it is not even announced to who asks for more by now."""
+        return spooled.terms.noise_multiplier < self._least_noise or shortfall(spooled.terms, terms) is not None
+
+    def _settle(self, federation: str, terms: Terms) -> None:
         """Before another update takes its place: what became of one whose receipt never came, or was not for good?"""
         spooled = self._spool.unsettled(federation)
         if spooled is None:
             return
-        if spooled.noise_multiplier < self._least_noise:
+        if self._may_not_go(spooled, terms):
             self._spool.settle(spooled, counted=False)
             return
         try:
@@ -295,7 +318,7 @@ class Agent:
             raise
         except Exception as error:  # a stranger's code, or a step that cannot be decoded: this round goes on without us
             log.exception("%s failed", asked.id, extra=about)
-            losses, failure = [], f"{type(error).__name__}: {error}"[:300]
+            losses, failure = [], self._words(error)
         told = {**about, "step_digest": asked.step.digest, "failure": failure}
         self._link.report_verification(losses=losses, **told)
 
@@ -313,12 +336,16 @@ class Agent:
                 evaluation = self._personal.evaluate(self.task, self.task.evaluate(self._held.received.named()))
         except Exception as error:  # a stranger's code
             log.exception("%s failed", asked.id, extra={"round": version})
-            self._link.report_evaluation(version=version, failure=f"{type(error).__name__}: {error}"[:300])
+            self._link.report_evaluation(version=version, failure=self._words(error))
             return
         self.telemetry.evaluation = evaluation
         if reports := wire.privacy_in(asked.privacy).reports:
             evaluation = protected_evaluation(evaluation, reports, SystemNoise())
-        self._link.report_evaluation(version=version, evaluation=wire.evaluation_out(evaluation))
+        try:
+            told = wire.evaluation_out(evaluation)
+            self._link.report_evaluation(version=version, evaluation=told, privacy=asked.privacy)
+        except WrongState as error:  # the server asks for more noise by now
+            log.info("%s is no longer wanted: %s", asked.id, error, extra={"round": version})
 
 
 def _silent(progress: Progress) -> Progress:
@@ -335,6 +362,7 @@ def _announced(spooled: Spooled) -> dict[str, Any]:
         "size_bytes": spooled.size_bytes,
         "digest": bytes.fromhex(spooled.digest),
         "report": wire.report_out(spooled.report),
+        "privacy": wire.privacy_out(spooled.terms),
     }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 import grpc
 
 from fairfleet.common.access import Access, handshake_words
-from fairfleet.common.certificates import certified, new_request
+from fairfleet.common.certificates import Pair, belong_together, certified, new_request
 from fairfleet.common.credentials import Credentials
 from fairfleet.common.enrolment_token import EnrolmentToken
 from fairfleet.common.errors import Unreachable, UsageError, refusal, short
@@ -33,7 +34,8 @@ def enrol(token: EnrolmentToken, server: str | None) -> Credentials:
     with grpc.secure_channel(token.enrolment, grpc.ssl_channel_credentials(token.ca), CLIENT_OPTIONS) as channel:
         stub = EnrolmentStub(channel)
         got = _answered(token.enrolment, lambda: stub.Enrol(asked, timeout=ANSWER_SECONDS)).certificate
-    return _checked(Credentials.of(server or token.server, token.ca, got, key), who)
+    _check(got, key, who)
+    return Credentials.of(server or token.server, token.ca, got, key)
 
 
 def renew(path: Path, server: str | None) -> Credentials:
@@ -45,13 +47,19 @@ def renew(path: Path, server: str | None) -> Credentials:
     with access.channel(CLIENT_OPTIONS) as channel:
         stub, asked = EnrolmentStub(channel), pb.RenewRequest(request=request)
         got = _answered(access.address, lambda: stub.Renew(asked, timeout=ANSWER_SECONDS)).certificate
-    return _checked(Credentials.of(present.address, present.ca, got, key), present.identity)
+    _check(got, key, present.identity)
+    return Credentials.of(present.address, present.ca, got, key)
 
 
-def _checked(made: Credentials, who: Identity) -> Credentials:
-    if certified(made.certificate).identity != who:
-        raise UsageError(f"the server answered with a certificate of {made.identity}; asked was one of {who}")
-    return made
+def _check(certificate: bytes, key: bytes, who: Identity) -> None:
+    """Before it takes the place of one that works."""
+    if not belong_together(Pair(key, certificate)):
+        raise UsageError("the server answered with something else than a certificate for the key that it was asked for")
+    said = certified(certificate)
+    if said.identity != who:
+        raise UsageError(f"the server answered with a certificate of {said.identity}; asked was one of {who}")
+    if said.ends <= datetime.now(UTC):
+        raise UsageError(f"the server answered with a certificate that ended on {said.ends:%Y-%m-%d %H:%M} UTC")
 
 
 def _answered(address: str, call: Callable[[], T]) -> T:

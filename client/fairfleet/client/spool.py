@@ -19,7 +19,8 @@ from pathlib import Path
 from fairfleet.client.residual import Residual
 from fairfleet.common.codecs import codec_named
 from fairfleet.common.errors import BadRequest, StateDirError
-from fairfleet.common.private import tighten
+from fairfleet.common.privacy import NO_TERMS, Terms
+from fairfleet.common.private_files import tighten
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import Digest, encode, read_records, split, update_pieces, write_record
 from fairfleet.common.tensors import Model
@@ -36,7 +37,7 @@ class Spooled:
     digest: str  # hex
     size_bytes: int
     report: TrainReport
-    noise_multiplier: float = 0.0  # of the noise in it
+    terms: Terms = NO_TERMS  # of privacy: what was done to it
 
 
 class Spool:
@@ -60,11 +61,11 @@ class Spool:
         codec: str,
         seed: int = 0,
         error_feedback: bool = False,
-        noise_multiplier: float = 0.0,
+        terms: Terms = NO_TERMS,
     ) -> Spooled:
         self.clear()
         # What an update without noise lost must never go along with one that has some.
-        owner = f"{federation}, with noise" if noise_multiplier else federation
+        owner = f"{federation}, with noise" if terms.noise_multiplier else federation
         used, whose = codec_named(codec), (owner, received.signature, round)
         wanted = error_feedback and (used.lossy or self._residual.of(*whose) is not None)
         with (
@@ -77,9 +78,10 @@ class Spool:
             if feedback is not None:
                 feedback.digest = encoded.digest
         digest, size_bytes = encoded.digest.hex(), encoded.size_bytes
-        spooled = Spooled(federation, round, model_digest, codec, digest, size_bytes, report, noise_multiplier)
+        spooled = Spooled(federation, round, model_digest, codec, digest, size_bytes, report, terms)
         beside = self._header.with_suffix(".new")
-        beside.write_text(json.dumps({**vars(spooled), "report": report.model_dump()}), encoding="utf-8")
+        told = {**vars(spooled), "report": report.model_dump(), "terms": terms.model_dump()}
+        beside.write_text(json.dumps(told), encoding="utf-8")
         os.replace(beside, self._header)  # only now is there an update
         return spooled
 
@@ -113,7 +115,8 @@ class Spool:
     def _read(self) -> Spooled | None:
         try:
             fields = json.loads(self._header.read_text(encoding="utf-8"))
-            return Spooled(**{**fields, "report": TrainReport(**fields["report"])})
+            made = {"report": TrainReport(**fields["report"]), "terms": Terms(**fields["terms"])}
+            return Spooled(**{**fields, **made})
         except (OSError, ValueError, TypeError, KeyError):
             return None  # none, or not one that this version wrote: it will be made anew
 

@@ -32,7 +32,7 @@ HANDSHAKES = {
 class Access:
     def __init__(self, address: str | None, credentials: Path | None = None, insecure: bool = False) -> None:
         """The address may be left to the credentials."""
-        self._path, self._mark = credentials, _mark(credentials)
+        self.path, self._mark = credentials, _mark(credentials)
         self.credentials = self._read()
         if address is None and self.credentials is None:
             raise UsageError("give the server's address with --server host:port, or --credentials NAME.fleet")
@@ -51,13 +51,13 @@ class Access:
 
     def refuse_ended(self) -> None:
         """Credentials that have ended meanwhile open no connection any more: to try again would be in vain."""
-        if self.credentials is not None and self._path is not None:
-            refuse_ended(self.credentials, self._path)
+        if self.credentials is not None and self.path is not None:
+            refuse_ended(self.credentials, self.path)
 
     @property
     def renewed(self) -> bool:
         """Whether the file holds something else by now; takes it up, if it is any good."""
-        mark = _mark(self._path)
+        mark = _mark(self.path)
         if mark is None or mark == self._mark:
             return False
         self._mark = mark
@@ -70,10 +70,10 @@ class Access:
         return True
 
     def _read(self) -> Credentials | None:
-        if self._path is None:
+        if self.path is None:
             return None
-        found = read_credentials(self._path)
-        refuse_ended(found, self._path)
+        found = read_credentials(self.path)
+        refuse_ended(found, self.path)
         return found
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, model_validator
 
 from fairfleet.common.plan import Plan
 from fairfleet.common.reports import Evaluation, TrainReport
@@ -52,7 +52,7 @@ class SeededNoise:
 class ReportTerms(BaseModel):
     """How numbers beside an update are protected: kept between 0 and a bound, with noise in proportion to it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     noise_multiplier: PositiveFloat
     loss_bound: PositiveFloat
@@ -63,11 +63,40 @@ class ReportTerms(BaseModel):
 class Terms(BaseModel):
     """What a client does to its result before anything leaves it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     clip: NonNegativeFloat = 0.0  # of the update's norm; 0: the update stays as it is
     noise_multiplier: NonNegativeFloat = 0.0  # standard deviation per parameter, in units of clip
     reports: ReportTerms | None = None
+
+    @model_validator(mode="after")
+    def _sense(self) -> Terms:
+        if self.noise_multiplier and not self.clip:  # else whoever looks at the multiplier alone is deceived
+            raise ValueError("noise in units of a clip of 0 is none")
+        return self
+
+
+NO_TERMS = Terms()
+
+
+def shortfall(made: Terms, wanted: Terms) -> str | None:
+    """In what a result had less done to it than is wanted; None: it had as much done to it, or more."""
+    if wanted.clip and not 0 < made.clip <= wanted.clip:
+        return f"was {f'clipped to {made.clip:g}' if made.clip else 'not clipped'}, not to {wanted.clip:g}"
+    if made.noise_multiplier < wanted.noise_multiplier:
+        return f"has noise of {made.noise_multiplier:g} times its clip, not {wanted.noise_multiplier:g}"
+    return _report_shortfall(made.reports, wanted.reports) if wanted.reports else None
+
+
+def _report_shortfall(made: ReportTerms | None, wanted: ReportTerms) -> str | None:
+    if made is None:
+        return "was reported without noise"
+    if made.noise_multiplier < wanted.noise_multiplier:
+        return f"was reported with noise of {made.noise_multiplier:g} times each bound, not {wanted.noise_multiplier:g}"
+    if made.loss_bound > wanted.loss_bound or made.gradient_bound > wanted.gradient_bound:
+        found, bounds = (f"{terms.loss_bound:g} and {terms.gradient_bound:g}" for terms in (made, wanted))
+        return f"was reported with bounds of {found} for loss and gradient norm, not {bounds}"
+    return None
 
 
 def norm(values: Vector) -> float:

@@ -1,15 +1,40 @@
-"""Files that hold secrets: written so that only their owner can read them, and refused where others can."""
+"""Folders and files that are nobody else's business: where models and updates lie, and what holds a secret.
+
+Secrets are written so that only their owner can read them, and refused where others can.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from pathlib import Path
 
 from fairfleet.common.errors import UsageError
 
+log = logging.getLogger(__name__)
+
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO  # a group may read: so Kubernetes mounts secrets
+
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def tighten(folder: Path) -> None:
+    """Takes from others what they may do in a folder of ours; of one that is another's, says that they may.
+
+    A folder that somebody made beforehand, or an older version of this program, may be open to all. A volume that an
+    orchestrator mounts belongs to root, and is for the pod alone anyway: there is nothing to take.
+    """
+    found = folder.stat()
+    if not found.st_mode & OTHERS:
+        return
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid == os.geteuid():
+        folder.chmod(mode & ~OTHERS)
+        log.warning("%s was open to other users (mode %o); it is ours alone now", folder, mode)
+    else:
+        log.warning("%s belongs to another user and is open to others (mode %o); use one of your own", folder, mode)
 
 
 def make_private_folder(path: Path) -> None:

@@ -97,12 +97,12 @@ def privacy_out(terms: Terms | None) -> pb.Privacy | None:
 
 
 def privacy_in(message: pb.Privacy) -> Terms:
-    """Of a task that leaves it out: nothing is to be done."""
+    """Where it is left out, nothing is to be done, or was."""
     try:
         reports = ReportTerms(**_fields(message.reports)) if message.HasField("reports") else None
         return Terms(clip=message.clip, noise_multiplier=message.noise_multiplier, reports=reports)
     except ValidationError as error:
-        raise BadRequest(f"the server's terms of privacy are not usable: {_mistakes(error)}") from None
+        raise BadRequest(f"the terms of privacy are not usable: {_mistakes(error)}") from None
 
 
 def _fields(message: Message) -> dict[str, Any]:

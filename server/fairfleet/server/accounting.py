@@ -47,12 +47,17 @@ def update_cost(noise_multiplier: float) -> float:
     >>> update_cost(4.0), update_cost(0.0)
     (0.25, inf)
     """
-    return (REPLACED / noise_multiplier) ** 2 if noise_multiplier else math.inf
+    return _square(REPLACED / noise_multiplier) if noise_multiplier else math.inf
 
 
 def report_cost(noise_multiplier: float, values: int) -> float:
     """Of releasing numbers that lie between 0 and a bound, with noise of so many bounds on each."""
-    return values / noise_multiplier**2
+    return values * _square(1.0 / noise_multiplier)
+
+
+def _square(ratio: float) -> float:
+    """Not by `**`, which fails where the result is too large: multipliers are what a peer says."""
+    return ratio * ratio
 
 
 def epsilon(spent: Spent, delta: float) -> float:

@@ -1,7 +1,8 @@
 """Who may call what: one table, and the interceptor that applies it to every call, of whatever service.
 
 A call without a row is nobody's. It also gives the call its identity (`callers.caller`), by which the Fleet service
-tells one client from another, and knows all calls under way, so that a revocation ends them.
+tells one client from another, counts it, whatever is in it, and knows all calls under way, so that a revocation ends
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fairfleet.common.certificates import Certified, certified
 from fairfleet.common.errors import FleetError, NotAllowed
 from fairfleet.common.identity import NOBODY, Identity, Role
 from fairfleet.server.callers import OpenCalls, caller
-from fairfleet.server.handlers import Context, abort
+from fairfleet.server.handlers import Context, refuse
 
 CLIENT, OPERATOR = frozenset({Role.CLIENT}), frozenset({Role.OPERATOR})
 MEMBERS = CLIENT | OPERATOR
@@ -84,8 +85,10 @@ def identity_behind(context: Context, now: datetime) -> Identity:
 
 
 class Authorization(grpc.aio.ServerInterceptor):
-    def __init__(self, calls: OpenCalls, refuse_revoked: Callable[[Identity], None]) -> None:
-        self._calls, self._refuse_revoked = calls, refuse_revoked
+    def __init__(
+        self, calls: OpenCalls, count: Callable[[Identity], None], refuse_revoked: Callable[[Identity], None]
+    ) -> None:
+        self._calls, self._count, self._refuse_revoked = calls, count, refuse_revoked
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     async def intercept_service(
@@ -107,36 +110,32 @@ class Authorization(grpc.aio.ServerInterceptor):
         guard = self._streaming if inspect.isasyncgenfunction(call) else self._awaited
         return KINDS[kind](guard(method, call), handler.request_deserializer, handler.response_serializer)
 
-    async def _admit(self, method: str, context: Context) -> Identity:
-        try:
-            who = identity_behind(context, datetime.now(UTC))
-            allow(method, who)
-            self._refuse_revoked(who)
-        except FleetError as error:
-            await abort(context, error)
+    def _admit(self, method: str, context: Context) -> Identity:
+        who = identity_behind(context, datetime.now(UTC))
+        self._count(who)
+        allow(method, who)
+        self._refuse_revoked(who)
         caller.set(who)
         return who
 
     def _awaited(self, method: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def guarded(request: Any, context: Context) -> Any:
-            who = await self._admit(method, context)
             try:
-                with self._calls.of(who):
+                with self._calls.of(self._admit(method, context)):
                     return await call(request, context)
             except FleetError as error:
-                await abort(context, error)
+                refuse(context, error)
 
         return guarded
 
     def _streaming(self, method: str, call: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
         async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-            who = await self._admit(method, context)
             try:
-                with self._calls.of(who) as under_way:
+                with self._calls.of(self._admit(method, context)) as under_way:
                     async for message in call(request, context):
                         with under_way.sending():
                             yield message
             except FleetError as error:
-                await abort(context, error)
+                refuse(context, error)
 
         return guarded

@@ -250,11 +250,11 @@ class Committer:
         began = time.perf_counter()
         version, model, taken = self.publication.version + 1, self._spare, made.taken
         publishing = workers.submit(Publication.of, version, model, self.downlink.steady)
-        file = self._store.write_model(version, model)
+        file = self._store.files.write_model(version, model)
         numbers, vectors = dump_state(taken.state)
         if change.residual is not None:
             vectors = {**vectors, DOWNLINK: change.residual}
-        vectors_file = self._store.write_vectors(version, vectors)
+        vectors_file = self._store.files.write_vectors(version, vectors)
         # Before the commit, because the rows' memory is free after it, and the commit names their files.
         counted = {client: updates[client] for client in taken.reports}
         rows = {client: row.parameters for client, (_, row) in counted.items()}

@@ -10,6 +10,9 @@ import logging
 from fairfleet.server.http_endpoint import HttpLimits
 from fairfleet.server.settings import Limits
 
+ENROLMENT_MS = 60_000  # for which a connection may ask for certificates
+ENROLMENT_STREAMS = 16  # one is needed; one that just ended may still count
+ENROLMENT_BYTES = 64 << 10  # of a message: a token and a certificate request, of 8 KiB at most
 IDENTITY_ONLY = 1  # as a bit set of gRPC's compression algorithms
 
 
@@ -27,6 +30,19 @@ def connection_limits(limits: Limits) -> tuple[tuple[str, int], ...]:
         ("grpc.compression_enabled_algorithms_bitset", IDENTITY_ONLY),
         ("grpc.per_message_decompression", 0),
     )
+
+
+def enrolment_limits(limits: Limits) -> tuple[tuple[str, int], ...]:
+    """Of the port for those without a certificate: anybody gets through its handshake, and nobody needs it for long."""
+    own = {
+        "grpc.max_allowed_incoming_connections": limits.enrolment_connections,
+        "grpc.max_concurrent_streams": ENROLMENT_STREAMS,
+        "grpc.max_receive_message_length": ENROLMENT_BYTES,
+        "grpc.max_connection_idle_ms": round(1000 * limits.handshake_seconds),
+        "grpc.max_connection_age_ms": ENROLMENT_MS,
+        "grpc.max_connection_age_grace_ms": ENROLMENT_MS,
+    }
+    return tuple((dict(connection_limits(limits)) | own).items())
 
 
 def keep_log_short() -> None:

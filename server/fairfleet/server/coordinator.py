@@ -13,6 +13,7 @@ from typing import Any
 
 from fairfleet.common.errors import Revoked, short
 from fairfleet.common.identity import Identity, Role
+from fairfleet.common.privacy import Terms
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
@@ -241,9 +242,12 @@ class Coordinator:
     async def leave(self, id: str, reason: str) -> None:
         await self._gone(self.session(id), reason or "left")
 
-    async def report_evaluation(self, id: str, version: int, evaluation: Evaluation | None, failure: str) -> None:
+    async def report_evaluation(
+        self, id: str, version: int, evaluation: Evaluation | None, failure: str, made: Terms
+    ) -> None:
+        """`made`: what was done to it for the sake of privacy."""
         client = self.session(id).client
-        await self._loop.tasks.whole(self._loop.take_evaluation(client, version, evaluation, failure))
+        await self._loop.tasks.whole(self._loop.take_evaluation(client, version, evaluation, failure, made))
 
     async def report_verification(
         self, id: str, number: int, step: bytes, losses: Sequence[float], failure: str

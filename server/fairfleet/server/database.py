@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from fairfleet.common.errors import StateDirError
-from fairfleet.common.private import tighten
+from fairfleet.common.private_files import tighten
 from fairfleet.server.durable import make_folder, write_durably
 
 FILE = "federation.db"

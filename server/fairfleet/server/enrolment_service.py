@@ -14,7 +14,7 @@ class EnrolmentService:
         self._enrolling = enrolling
 
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.EnrolResponse:  # noqa: N802
-        certificate = await self._enrolling.enrol(request.client, request.secret, request.request)
+        certificate = await self._enrolling.enrol(request.client, request.secret, request.request, context.peer())
         return pb.EnrolResponse(certificate=certificate)
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewResponse:  # noqa: N802

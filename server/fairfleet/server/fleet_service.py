@@ -52,15 +52,16 @@ class FleetService:
         self._privacy = wire.privacy_out(wanted.terms(coordinator.recipe)) if wanted else None
 
     def admit(self, request: Any) -> None:
-        """What every call of a client goes through. Join has no session yet, and a limit of its own."""
-        if isinstance(request, pb.JoinRequest):
-            return
-        calls, now, who = self._coordinator.gate.calls, asyncio.get_running_loop().time(), caller.get()
-        if who is not None:  # whatever session it names
-            calls.take(who.name, now)
-            return
-        with contextlib.suppress(SessionUnknown):  # which is for the call itself to tell
-            calls.take(self._coordinator.session(request.session).client, now)
+        """Counts calls in the clear, by the session they name; `authorization` has counted those of certificates.
+
+        Join has no session yet, and a limit of its own.
+        """
+        if caller.get() is None and not isinstance(request, pb.JoinRequest):
+            with contextlib.suppress(SessionUnknown):  # which is for the call itself to tell
+                self._count(self._coordinator.session(request.session).client)
+
+    def _count(self, client: str) -> None:
+        self._coordinator.gate.calls.take(client, asyncio.get_running_loop().time())
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:  # noqa: N802
         if request.protocol_version != wire.PROTOCOL_VERSION:
@@ -97,6 +98,7 @@ class FleetService:
             heartbeat_seconds=settings.lease_seconds / 4,
             federation=settings.name,
             signature=self._signature,
+            privacy=self._privacy,
         )
 
     def _check_model(self, request: pb.JoinRequest) -> None:
@@ -226,8 +228,8 @@ class FleetService:
         coordinator = self._coordinator
         client = coordinator.session(request.session).client
         with self._counting_refusals():
-            report = wire.report_in(request.report)
-            announced = Announced(client, request.round, request.codec, request.size_bytes, request.digest, report)
+            said = wire.report_in(request.report), wire.privacy_in(request.privacy)
+            announced = Announced(client, request.round, request.codec, request.size_bytes, request.digest, *said)
             opened = await coordinator.uploads.open(announced, request.model_digest)
         if isinstance(opened, Receipt):
             coordinator.traffic.outcomes["repeated" if opened.counted else "late"] += 1
@@ -251,6 +253,8 @@ class FleetService:
             token = metadata.get(wire.UPLOAD_METADATA, b"")
             upload = uploads.under_way(token)
             check_speaks_for(upload.announced.client, "the upload is another client's")
+            if caller.get() is None:
+                self._count(upload.announced.client)
         client, gate = upload.announced.client, coordinator.gate
         try:
             with coordinator.transferring(client):
@@ -297,8 +301,8 @@ class FleetService:
         self, request: pb.ReportEvaluationRequest, context: Context
     ) -> pb.ReportEvaluationResponse:
         evaluation = None if request.failure else wire.evaluation_in(request.evaluation)
-        failure = short(request.failure, 300)
-        await self._coordinator.report_evaluation(request.session, request.version, evaluation, failure)
+        failure, made = short(request.failure, 300), wire.privacy_in(request.privacy)
+        await self._coordinator.report_evaluation(request.session, request.version, evaluation, failure, made)
         return pb.ReportEvaluationResponse()
 
     async def ReportVerification(  # noqa: N802
@@ -315,9 +319,10 @@ class FleetService:
         if request.failure:
             await coordinator.give_up(request.session, request.task, request.failure)
             return pb.HeartbeatResponse(abandon=True, reason="given up")
-        wanted = coordinator.progress(
-            request.session, request.task, request.steps_done, request.steps_planned, request.loss
-        )
+        told = request.steps_done, request.steps_planned, request.loss
+        if self._privacy and self._privacy.HasField("reports"):
+            told = (0, 0, 0.0)  # of a training that began before they were to be noised
+        wanted = coordinator.progress(request.session, request.task, *told)
         return pb.HeartbeatResponse(abandon=not wanted, reason="" if wanted else "the round went on without it")
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:  # noqa: N802
@@ -340,14 +345,23 @@ async def _receive(
         if waiting and (at_once or len(waiting) >= batch()):
             if taking is not None:
                 await taking
-            taking = None if at_once else asyncio.ensure_future(take(waiting))
+            taking = None
             if at_once:
                 await take(waiting)
+            else:
+                taking = asyncio.ensure_future(take(waiting))
+                taking.add_done_callback(_looked_at)
             waiting = []
         waiting.append(message)
     if taking is not None:
         await taking
     return waiting
+
+
+def _looked_at(taken: asyncio.Future[None]) -> None:
+    """Where the stream was cut off meanwhile, nobody else looks: asyncio would write a traceback to the log."""
+    if not taken.cancelled():
+        taken.exception()
 
 
 def check_words(request: pb.JoinRequest) -> None:

@@ -11,6 +11,7 @@ from fairfleet.common.codecs import CHUNK_BYTES
 from fairfleet.common.errors import TooSlow
 from fairfleet.server.limits import Buckets, Calls, KnownClients, Places, Refusals
 from fairfleet.server.settings import Limits
+from fairfleet.server.strangers import Strangers
 
 T = TypeVar("T")
 
@@ -27,6 +28,10 @@ class Gate:
         self.joins = Buckets(limits.joins_per_minute, limits.known_clients, "joins", "joined")
         self.polls = Buckets(limits.polls_per_minute, limits.known_clients, "polls", "asked for a task in vain")
         self.calls = Buckets(limits.calls_per_minute, limits.known_clients, "calls", "called")
+        self.certificates = Buckets(
+            limits.enrolments_per_minute, limits.known_clients, "enrolments", "asked for a certificate", kind=""
+        )
+        self.strangers = Strangers(limits.enrolments_per_minute, limits.wrong_tokens_per_minute)
         self.under_way = Calls(limits.most_calls)
         self.downloads = Places(limits.downloads_per_client, "downloads", "downloads")
         self._uploads = Places(limits.uploads_per_client, "uploads", "uploads")

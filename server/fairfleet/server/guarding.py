@@ -5,20 +5,21 @@ Clear text is for this machine only, unless `insecure` says that it is meant; th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import grpc
 import grpc.aio
 
 from fairfleet.common.addresses import is_loopback
-from fairfleet.common.errors import UsageError
+from fairfleet.common.errors import LimitReached, UsageError
 from fairfleet.common.identity import Identity, Role
 from fairfleet.common.keepalive import SERVER_OPTIONS
-from fairfleet.common.pki_folder import CA_KEY
+from fairfleet.common.pki_folder import CA, CA_KEY
 from fairfleet.common.private_files import read_private
 from fairfleet.proto.v1 import enrolment_pb2
 from fairfleet.server.authorization import Authorization
-from fairfleet.server.connection_limits import connection_limits
+from fairfleet.server.connection_limits import enrolment_limits
 from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.enrolling import Enrolling
 from fairfleet.server.enrolment_service import EnrolmentService
@@ -80,9 +81,24 @@ class Guarding:
         if settings.enrolment and authority is None:
             log.warning("there is no %s in %s: tokens are refused", CA_KEY, settings.pki)
         self.operators = Operators(store, coordinator.in_database, coordinator.calls)
-        self.enrolling = Enrolling(store, coordinator.in_database, self._refuse_revoked, authority)
+        self.enrolling = Enrolling(
+            store, coordinator.in_database, self._refuse_revoked, authority, self._ca, coordinator.gate
+        )
         self.service = service_handler(ENROLMENT, EnrolmentService(self.enrolling), frozenset(), coordinator.gate)
         self._enrolment: grpc.aio.Server | None = None
+
+    def _ca(self) -> bytes:
+        """As it is now: it may have been replaced since the start."""
+        return (self._pki / CA).read_bytes() if self._pki else b""
+
+    def _count(self, who: Identity) -> None:
+        """Every call of a client, right or wrong. Operators are trusted that far; strangers have nothing to call."""
+        if who.role is Role.CLIENT:
+            try:
+                self._coordinator.gate.calls.take(who.name, asyncio.get_running_loop().time())
+            except LimitReached as error:
+                self._coordinator.gate.refusals.add(error.reason)
+                raise
 
     def _refuse_revoked(self, who: Identity) -> None:
         if who.role is Role.OPERATOR:
@@ -92,7 +108,7 @@ class Guarding:
 
     @property
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        return [Authorization(self._coordinator.calls, self._refuse_revoked)] if self._pki else []
+        return [Authorization(self._coordinator.calls, self._count, self._refuse_revoked)] if self._pki else []
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
         """For all who have a certificate, or, in the clear, for all."""
@@ -102,7 +118,7 @@ class Guarding:
     def bind_enrolment(self) -> None:
         """A server of its own, which has no other service: gRPC cannot ask for a certificate and do without one."""
         if self._pki and self._listen:
-            options = (*SERVER_OPTIONS, *connection_limits(self._coordinator.settings.limits))
+            options = (*SERVER_OPTIONS, *enrolment_limits(self._coordinator.settings.limits))
             self._enrolment = grpc.aio.server(options=options, interceptors=self.interceptors)
             self._enrolment.add_generic_rpc_handlers((self.service,))
             credentials = CertificateFiles(self._pki).credentials(of_members=False)

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -87,7 +87,7 @@ class _Handlers:
                 with self._gate.under_way.under_way():
                     done = await call(parse(request), context)
             except Exception as error:
-                await self._abort(context, error)
+                return self._refuse(context, error)
             if call.__name__ in ACKNOWLEDGED:
                 faults.passed(f"what {call.__name__} did, before its answer")
             return done
@@ -106,7 +106,7 @@ class _Handlers:
                         async for message in messages:
                             await self._write(context, message)
             except Exception as error:
-                await self._abort(context, error)
+                self._refuse(context, error)
 
         return answer
 
@@ -120,23 +120,31 @@ class _Handlers:
             # No status could reach it behind what it does not read; gRPC lets the call go when the connection ends.
             raise asyncio.CancelledError from None
 
-    async def _abort(self, context: Context, error: Exception) -> NoReturn:
+    def _refuse(self, context: Context, error: Exception) -> None:
         if isinstance(error, (LimitReached, TooSlow)):
             self._gate.refusals.add(error.reason)
-        await abort(context, error)
+        refuse(context, error)
 
 
-async def abort(context: Context, error: Exception) -> NoReturn:
-    if isinstance(error, (grpc.aio.AbortError, asyncio.CancelledError)):
-        raise error
+def refuse(context: Context, error: Exception) -> None:
+    """Says what the call ends with; its handler has only to return.
+
+    Not by `context.abort`: the exception that it raises holds on to the call, in a ring that only Python's collector
+    undoes. Till then gRPC counts its stream as open, and a peer that is refused often enough would get no other.
+    """
     mark = [(ERROR_METADATA, type(error).__name__)]
     if isinstance(error, LimitReached) and error.retry_seconds is not None:
         mark.append((RETRY_METADATA, f"{error.retry_seconds:.3f}"))
     if isinstance(error, FleetError) and not isinstance(error, UsageError):
-        await context.abort(error.status, str(error)[:MOST_WORDS], tuple(mark))
-    if isinstance(error, grpc.aio.InternalError):
+        status, words = error.status, str(error)[:MOST_WORDS]
+    elif isinstance(error, grpc.aio.InternalError):
         raise asyncio.CancelledError from None  # the caller hung up in the middle of an answer
-    log.exception("a call failed by our own fault", exc_info=error)
-    await context.abort(
-        grpc.StatusCode.INTERNAL, f"the server failed at this call ({type(error).__name__}); see its log", tuple(mark)
-    )
+    else:
+        log.exception("a call failed by our own fault", exc_info=error)
+        status, words = (
+            grpc.StatusCode.INTERNAL,
+            f"the server failed at this call ({type(error).__name__}); see its log",
+        )
+    context.set_trailing_metadata(tuple(mark))
+    context.set_code(status)
+    context.set_details(words)

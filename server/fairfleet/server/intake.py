@@ -186,7 +186,7 @@ class Intake:
     def _path(self, announced: Announced) -> Path | None:
         if not self.durable:
             return None
-        return self._store.upload_path(announced.round, announced.client, announced.digest)
+        return self._store.files.upload_path(announced.round, announced.client, announced.digest)
 
 
 def raw_bytes(signature: Signature) -> int:

@@ -1,7 +1,8 @@
 """What one peer may take of the server: how often it may call, how much it may hold, and how refusals are counted.
 
-Time is given, never read. Everything here is kept by client, never by address: thousands of honest clients may stand
-behind one router. Nothing grows with what a peer merely claims. docs/limits.md says what each limit is for.
+Time is given, never read. Everything here is kept by client, not by address: thousands of honest clients may stand
+behind one router. (Wrong tokens are, but a right one is heard all the same.) Nothing grows with what a peer merely
+claims. docs/limits.md says what each limit is for.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ REASONS = (
     "clients",
     "concurrent_calls",
     "downloads",
+    "enrolments",
     "http_connections",
     "http_headers",
+    "http_host",
     "http_slow",
     "http_viewers",
     "joins",
@@ -82,9 +85,9 @@ class Bucket:
 class Buckets:
     """One for each client that called lately; of the others, the ones silent for longest are forgotten first."""
 
-    def __init__(self, per_minute: int, most: int, reason: str, what: str) -> None:
+    def __init__(self, per_minute: int, most: int, reason: str, what: str, kind: str = "client ") -> None:
         self._per_minute, self._most = per_minute, most
-        self._reason, self._what = reason, what
+        self._reason, self._what, self._kind = reason, what, kind
         self._by_client: OrderedDict[str, Bucket] = OrderedDict()
 
     def __len__(self) -> int:
@@ -97,8 +100,8 @@ class Buckets:
             self._by_client.popitem(last=False)
         if wait := bucket.take(now):
             raise LimitReached(
-                f"client {client} {self._what} more than {self._per_minute} times a minute, which is this server's "
-                f"limit; come back in {wait:.1f} s",
+                f"{self._kind}{client} {self._what} more than {self._per_minute} times a minute, which is this "
+                f"server's limit; come back in {wait:.1f} s",
                 reason=self._reason,
                 retry_seconds=wait,
             )

@@ -138,7 +138,7 @@ class OperatorService:
         found = await asyncio.to_thread(self._store.model, version) if version <= newest else None
         if found is None:
             raise NotKept(f"version {version} is not kept; the newest is {newest}")
-        with self._store.reading(found) as path:
+        with self._store.files.reading(found.file) as path:
             try:
                 file = await asyncio.to_thread(open, path, "rb")
             except FileNotFoundError:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from fairfleet.common.privacy import Noise, ReportTerms, SystemNoise, Terms, add_noise, clip
+from fairfleet.common.privacy import NO_TERMS, Noise, ReportTerms, SystemNoise, Terms, add_noise, clip
 from fairfleet.common.tensors import Section, Signature, Vector
 from fairfleet.server.accounting import REPLACED, Draw, report_cost, update_cost
 from fairfleet.server.admission import Admission
@@ -26,7 +26,7 @@ EVALUATED_VALUES = 2  # loss and accuracy
 class PrivacySettings(BaseModel):
     """Client-level differential privacy."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     where: Literal["client", "server"] = Field(description="who adds the noise: each client, or the server to the mean")
     clip: PositiveFloat = Field(description="the largest norm of an update; longer ones are shortened to it")
@@ -88,17 +88,27 @@ class PrivacySettings(BaseModel):
 
     # ---- what is spent -------------------------------------------------------------------------
 
+    def cost_of(self, made: Terms, values: int) -> float:
+        """Of what one update shows the server, to which this was done, with so many numbers beside it."""
+        return self._reported_cost(made, values) + (update_cost(made.noise_multiplier) if self.local else 0.0)
+
+    def evaluation_cost_of(self, made: Terms) -> float:
+        return self._reported_cost(made, EVALUATED_VALUES)
+
+    def _reported_cost(self, made: Terms, values: int) -> float:
+        """What goes as it is is not covered, and so costs nothing: `not_covered` tells."""
+        noised = self.reports == "noised" and made.reports
+        return report_cost(noised.noise_multiplier, values) if noised else 0.0
+
     def released_cost(self, recipe: Recipe) -> float:
-        """Of what one update with its report shows the server."""
-        reported = 0.0
-        if self.reports == "noised":
-            values = 1 + len({"accuracy", "gradient_norm"} & set(recipe.rule.needs().reports))
-            reported = report_cost(self.report_noise, values)
-        return reported + (update_cost(self.noise_multiplier) if self.local else 0.0)
+        """Of an update as it is asked for."""
+        values = 1 + len({"accuracy", "gradient_norm"} & set(recipe.rule.needs().reports))
+        return self.cost_of(self.terms(recipe) or NO_TERMS, values)
 
     @property
     def evaluation_cost(self) -> float:
-        return report_cost(self.report_noise, EVALUATED_VALUES) if self.reports == "noised" else 0.0
+        """Of an evaluation as it is asked for."""
+        return self.evaluation_cost_of(Terms(reports=self.report_terms()))
 
     @property
     def commit_cost(self) -> float:

@@ -20,6 +20,7 @@ from fairfleet.server.facts import Write
 from fairfleet.server.intake import raw_bytes
 from fairfleet.server.round_loop import RoundLoop
 from fairfleet.server.rounds import Phase, Round
+from fairfleet.server.spending import Spending
 from fairfleet.server.store import StoredUpdate
 from fairfleet.server.traffic import Traffic
 from fairfleet.server.uploads import Announced, Upload, check_announced
@@ -70,21 +71,15 @@ class Reception:
     async def open(self, announced: Announced, model_digest: bytes) -> Upload | Receipt:
         check_announced(announced, self._intake.limit_bytes)
         client, number = announced.client, announced.round
-        self._loop.came_late(client, number)
-        if self._loop.spending and number <= self._loop.round.number:  # whatever becomes of it: it may be on its way
-            await self._threads.in_database(self._loop.spending.update_announced, client, number, announced.digest)
-        if receipt := await self._receipt_for(client, number):
-            return receipt
         if number > self._loop.round.number:
             raise WrongState(f"round {number} is not known here; this server is at round {self._loop.round.number}")
+        self._loop.came_late(client, number)
+        if self._loop.spending:
+            await self._spend(self._loop.spending, announced, model_digest)
+        if receipt := await self._receipt_for(client, number):
+            return receipt
+        await self._check_model(client, number, model_digest)
         late = number < self._loop.round.number
-        newest = self._loop.committer.publication
-        trained = await self._threads.in_database(self._store.model_digest, number) if late else newest.digest
-        if model_digest != trained:
-            raise WrongState(
-                f"the update of {client} was computed on model {model_digest.hex()[:16]}…; "
-                f"round {number} trains {(trained or b'').hex()[:16]}…. Ask for a new task."
-            )
         if not late and not self._loop.round.takes_update_of(client):
             raise WrongState(f"client {client} was not asked to train in round {number}; ask for a new task")
         upload = self._intake.upload_for(announced, in_memory=late)
@@ -94,6 +89,28 @@ class Reception:
             raise WrongState(f"round {number} went on while the upload was opened; ask for a new task")
         self._intake.opened(upload)
         return upload
+
+    async def _check_model(self, client: str, number: int, model_digest: bytes) -> None:
+        late = number < self._loop.round.number
+        newest = self._loop.committer.publication
+        trained = await self._threads.in_database(self._store.model_digest, number) if late else newest.digest
+        if model_digest != trained:
+            raise WrongState(
+                f"the update of {client} was computed on model {model_digest.hex()[:16]}…; "
+                f"round {number} trains {(trained or b'').hex()[:16]}…. Ask for a new task."
+            )
+
+    async def _spend(self, spending: Spending, announced: Announced, model_digest: bytes) -> None:
+        """Of what a client was asked for, whatever becomes of it: it may be on its way already."""
+        client, number = announced.client, announced.round
+        receipt = await self._receipt_for(client, number)
+        if receipt and receipt.digest == announced.digest:
+            return  # it was counted when it came, under the terms of that time
+        await self._check_model(client, number, model_digest)
+        spending.refuse_weaker_update(client, announced.terms)
+        if receipt or number < self._loop.round.number or self._loop.round.takes_update_of(client):
+            made = (announced.digest, announced.terms, announced.report)
+            await self._threads.in_database(spending.update_announced, client, number, *made)
 
     async def _receipt_for(self, client: str, number: int) -> Receipt | None:
         """The answer to an update that is here already, or that came too late; None: it may be sent."""

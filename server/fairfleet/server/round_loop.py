@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from fairfleet.common import wire
-from fairfleet.common.errors import short
+from fairfleet.common.errors import WrongState, short
+from fairfleet.common.privacy import Terms
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
@@ -98,7 +99,8 @@ class RoundLoop:
             self._settings.admission,
             wanted.disguised(self._settings.cohort) if wanted else None,
         )
-        await self.threads.in_database(self.store.delete_unnamed, stored.number)
+        named = await self.threads.in_database(self.store.named_files)
+        await self.threads.in_worker(self.store.files.delete_unnamed, named, stored.number)
         self.aftermath = await self.threads.in_database(Aftermath, self.store, stored.number)
         updates = {update.client: update for update in self.store.updates_of(stored.number) if update.file}
         self.round, actions = rounds.resume(stored, self.policy, frozenset(updates))
@@ -156,11 +158,16 @@ class RoundLoop:
         """In memory, and of clients that are here only: one that never comes back would fill it for ever."""
         return self.sessions.get(client) is not None and self.wants_late(client, number)
 
-    async def take_evaluation(self, client: str, version: int, evaluation: Evaluation | None, failure: str) -> None:
+    async def take_evaluation(
+        self, client: str, version: int, evaluation: Evaluation | None, failure: str, made: Terms
+    ) -> None:
         async with self.lock:
+            if version > self.round.number:
+                raise WrongState(f"version {version} is not known here; this server is at {self.round.number}")
             wanted = self.round.phase is Phase.EVALUATING and self.round.number == version
             if evaluation and self.spending:
-                await self.threads.in_database(self.spending.evaluation_reported, client, version, evaluation)
+                self.spending.refuse_weaker_evaluation(client, made)
+                await self.threads.in_database(self.spending.evaluation_reported, client, version, evaluation, made)
             if not wanted or client not in self.round.asked:
                 return  # a repetition, or too late to be of use
             reported = pb.EvaluationReported(client=client, failure=failure)
@@ -338,7 +345,9 @@ class RoundLoop:
         async with self.lock:
             await self._commit(committed, training_seconds)
         await self.intake.cleared_away()
-        await self.threads.in_worker(self.store.retire_round, committed.stored.version, self._settings.keep_models)
+        await self.threads.in_worker(
+            self.store.files.retire_round, committed.stored.version, self._settings.keep_models
+        )
 
     async def _commit(self, committed: Committed, training_seconds: float) -> None:
         record = committed.record | {

@@ -30,6 +30,7 @@ from fairfleet.server.fleet_service import RAW_STREAMS, FleetService
 from fairfleet.server.guarding import ENROLMENT, Guarding, check_transport, http_token
 from fairfleet.server.handlers import service_handler
 from fairfleet.server.http_endpoint import HttpEndpoint
+from fairfleet.server.http_hosts import with_hosts
 from fairfleet.server.http_token import with_token
 from fairfleet.server.monitoring import Monitoring
 from fairfleet.server.operator_service import OperatorService
@@ -136,11 +137,10 @@ async def _monitored(
     """Answers over HTTP from the first moment to the last, also while the coordinator starts and stops."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series per counter, which nothing here reads
     monitoring = Monitoring(coordinator, store)
-    token = http_token(settings)
-    pages = with_token(monitoring.answer, token) if token else monitoring.answer
-    endpoint = HttpEndpoint(
-        settings.http.host, settings.http_port, pages, http_limits(settings.limits), coordinator.gate.refusals
-    )
+    token, refusals = http_token(settings), coordinator.gate.refusals
+    pages = with_token(monitoring.answer, token) if token else None
+    pages = pages or with_hosts(monitoring.answer, settings.http.hosts.replace(",", " ").split(), refusals)
+    endpoint = HttpEndpoint(settings.http.host, settings.http_port, pages, http_limits(settings.limits), refusals)
     endpoint.start()
     try:
         yield monitoring, endpoint.url

@@ -113,7 +113,13 @@ class Limits(Part):
     polls_per_minute: PositiveInt = Field(
         default=60, description="of one client, of those that bring it nothing new; a poll that finds a task is free"
     )
-    calls_per_minute: PositiveInt = Field(default=12_000, description="of one client; opened uploads are not counted")
+    calls_per_minute: PositiveInt = Field(default=12_000, description="of one client")
+    enrolments_per_minute: PositiveInt = Field(
+        default=30, description="of one client with its token or certificate; and wrong tokens from one address"
+    )
+    wrong_tokens_per_minute: PositiveInt = Field(
+        default=600, description="from everywhere; those beyond are not looked at or logged, but a right one always is"
+    )
     message_bytes: int = Field(default=4 << 20, ge=CHUNK_BYTES + (1 << 16), le=64 << 20, description="of one message")
     metadata_bytes: int = Field(default=16 << 10, ge=4 << 10, le=1 << 20, description="of one call's metadata")
     model_bytes: PositiveInt = Field(default=16 << 30, description="of the initial model's file")
@@ -131,6 +137,7 @@ class Limits(Part):
     connections: PositiveInt | None = Field(
         default=None, description="open; default: 2 for each of `clients`, and 1000"
     )
+    enrolment_connections: PositiveInt = Field(default=1000, description="open at the port for tokens, for a minute")
     streams_per_connection: PositiveInt = Field(default=256, description="calls under way over one connection")
     http_connections: PositiveInt = Field(default=256, description="open at the HTTP endpoint; each holds a thread")
     http_viewers: PositiveInt = Field(default=64, description="of the page at the same time")
@@ -188,6 +195,11 @@ class Http(Part):
     client_series: NonNegativeInt = Field(
         default=100,
         description="series per client in /metrics, as long as no more clients than this are known; 0: never",
+    )
+    hosts: str = Field(
+        default="",
+        description="names with a dot that it is called by, with commas; * is any. Addresses, localhost and "
+        "other names without a dot need not be given",
     )
     token: SecretStr | None = Field(default=None, description="what callers must show; default: nothing")
     token_file: Path | None = Field(default=None, description="the file that it is in, instead")

@@ -1,7 +1,9 @@
 """The federation's privacy budget: what was released of each client so far, and what that amounts to.
 
-Everything that a client announces is written down before it is taken, whatever becomes of it later: an update that
-comes too late, or whose round is never committed, was released all the same. What restarts find is on the disk.
+Everything that a client announces is written down before it is taken, at what was really done to it, whatever becomes
+of it later: an update that comes too late, or whose round is never committed, was released all the same. What restarts
+find is on the disk. What had less done to it than is asked for by now is refused: the server may have been restarted
+with more noise since its task was given out.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
-from fairfleet.common.errors import UsageError
-from fairfleet.common.reports import Evaluation
+from fairfleet.common.errors import UsageError, WrongState
+from fairfleet.common.privacy import NO_TERMS, Terms, shortfall
+from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import accounting, privacy_records
 from fairfleet.server.accounting import Draw, Spent
@@ -26,39 +29,57 @@ class Spending:
         accounting.check_library()
         self.privacy = privacy
         self._store = store
+        self._wanted = privacy.terms(recipe) or NO_TERMS
         self._release_cost = privacy.released_cost(recipe)
         privacy_records.make_table(store)
-        self._refuse_what_is_not_covered()
+        current = store.current_round().number
+        self._refuse_what_is_not_covered(current)
+        self._noised_since = privacy_records.noised_since(store, current, noised=self._wanted.reports is not None)
         self._costs = privacy_records.costs(store)
         self._draws = privacy_records.draws(store)
         self._lock = threading.Lock()  # the database's thread adds, the event loop reads
         self._known: tuple[Spent, float] | None = None
 
-    def _refuse_what_is_not_covered(self) -> None:
+    def _refuse_what_is_not_covered(self, current: int) -> None:
         if why := model_refusal(self._store.signature()):
             raise UsageError(f"privacy cannot be had here: {why}")
-        before = privacy_records.unprotected_rounds(self._store)
-        current = self._store.current_round().number
+        before = privacy_records.unprotected_rounds(self._store, at_the_client=self.privacy.local)
         before += privacy_records.unprotected_updates(self._store, current) if self.privacy.local else 0
         if before:
             raise UsageError(
-                f"{self._store.folder} holds rounds or updates without privacy, which no epsilon covers. Leave privacy "
-                "out to go on as before, or begin anew: a new --state-dir, with a model that has not seen their data."
+                f"{self._store.folder} holds rounds or updates without privacy at the {self.privacy.where}, which no "
+                "epsilon covers. Leave privacy as it was to go on as before, or begin anew: a new --state-dir, with a "
+                "model that has not seen their data."
             )
 
     # ---- what is released ----------------------------------------------------------------------
 
-    def update_announced(self, client: str, round_number: int, digest: bytes) -> None:
-        """In the database's thread, before a byte of it is taken."""
-        self._release(round_number, client, digest.hex(), self._release_cost)
+    def refuse_weaker_update(self, client: str, made: Terms) -> None:
+        if why := shortfall(made, self._wanted):
+            raise WrongState(
+                f"the update of {client} {why} as this server asks by now (or the client is too old to say what it "
+                "did). Ask for a new task, and train again."
+            )
 
-    def evaluation_reported(self, client: str, version: int, evaluation: Evaluation) -> None:
+    def refuse_weaker_evaluation(self, client: str, made: Terms) -> None:
+        if why := shortfall(made, Terms(reports=self._wanted.reports)):
+            raise WrongState(f"the evaluation of {client} {why} as this server asks by now. Ask for a new task.")
+
+    def update_announced(self, client: str, round_number: int, digest: bytes, made: Terms, report: TrainReport) -> None:
+        """In the database's thread, before a byte of it is taken."""
+        values = sum(value is not None for value in (report.loss_before, report.gradient_norm, report.accuracy))
+        what = digest.hex() if self.privacy.local else f"report {digest.hex()}"
+        self._release(round_number, client, what, self.privacy.cost_of(made, values))
+
+    def evaluation_reported(self, client: str, version: int, evaluation: Evaluation, made: Terms) -> None:
         """The same values again are no new release; others are, even if they come too late to be of use."""
         what = f"evaluation {sha256(evaluation.model_dump_json().encode()).hexdigest()[:16]}"
-        self._release(version, client, what, self.privacy.evaluation_cost)
+        self._release(version, client, what, self.privacy.evaluation_cost_of(made))
 
     def _release(self, round_number: int, client: str, what: str, cost: float) -> None:
-        if cost and privacy_records.release(self._store, round_number, client, what, cost):
+        if not cost and not self.privacy.local:
+            return
+        if privacy_records.release(self._store, round_number, client, what, cost):
             self._add([client], cost)
 
     def _add(self, clients: Iterable[str], cost: float) -> None:
@@ -115,5 +136,9 @@ class Spending:
             noise_multiplier=told.noise_multiplier,
             max_epsilon=told.max_epsilon,
             against=told.against,
-            not_covered=told.not_covered,
+            not_covered=told.not_covered + self._not_noised_before,
         )
+
+    @property
+    def _not_noised_before(self) -> str:
+        return f"; nor what was reported before round {self._noised_since}" if self._noised_since else ""

@@ -1,4 +1,4 @@
-"""What survives: a database of facts (SQLite in WAL mode, or any that SQLAlchemy speaks) and tensor files beside it.
+"""What survives: a database of facts (SQLite in WAL mode, or any that SQLAlchemy speaks), and `tensor_files` beside it.
 
 A fact is one transaction, and names only files that are already on the disk, so the database never
 speaks of a file that is not whole. One thread writes; the caller sees to that.
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -28,7 +25,6 @@ from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Model, Signature
 from fairfleet.server import descent_records, faults
 from fairfleet.server.database import FILE, Database
-from fairfleet.server.durable import make_folder, write_durably
 from fairfleet.server.facts import Write, writing
 from fairfleet.server.journal import event_to_json, round_from_json, round_to_json
 from fairfleet.server.migrations import MIGRATIONS
@@ -45,12 +41,9 @@ from fairfleet.server.schema import (
     rounds,
     updates,
 )
-from fairfleet.server.sealed import save_vectors
+from fairfleet.server.tensor_files import TensorFiles
 
 log = logging.getLogger(__name__)
-
-VECTORS = ".optimizer.safetensors"
-FREE_MODEL = "free"  # the file of a model that is not kept any longer, for the next one
 
 # Made once: building a statement anew costs more than carrying it out.
 _JOURNAL = journal.insert()
@@ -92,8 +85,7 @@ class Store:
         """`database` is the URL of one elsewhere; else the facts are in the directory, too."""
         self.folder = folder
         self._may_migrate, self._elsewhere = migrate, database
-        self._readers: Counter[str] = Counter()  # of model files
-        self._readers_lock = threading.Lock()
+        self.files = TensorFiles(folder)
         with _explained(folder, database):
             self._database = Database(folder, database)
         self._engine = self._database.engine
@@ -103,8 +95,7 @@ class Store:
                 self._take_up_schema()
                 self._match_directory()
                 if migrate:
-                    make_folder(folder / "models")
-                    make_folder(folder / "uploads")
+                    self.files.make_folders()
         except BaseException:
             self.close()
             raise
@@ -180,7 +171,7 @@ class Store:
 
     def create(self, name: str, model: Model, digest: bytes, vectors: Mapping[str, NDArray[Any]] | None = None) -> None:
         """The beginning: version 0 and a round that waits for clients. The vectors are kept with the model."""
-        file, vectors_file = self.write_model(0, model), self.write_vectors(0, vectors or {})
+        file, vectors_file = self.files.write_model(0, model), self.files.write_vectors(0, vectors or {})
         with self._engine.begin() as connection:
             _put(connection, "federation", name)
             _put(connection, "signature", model.signature.to_json())
@@ -335,32 +326,6 @@ class Store:
 
     # ---- models --------------------------------------------------------------------------------
 
-    def write_model(self, version: int, model: Model) -> str:
-        """Puts a model on the disk; it is the federation's only once a transaction names it."""
-        folder = self.folder / "models"
-        path = folder / f"{version:08d}.safetensors"
-        write_durably(path, lambda beside: model.save(beside, version=str(version)), over=folder / FREE_MODEL)
-        return str(path.relative_to(self.folder))
-
-    @contextmanager
-    def reading(self, model: StoredModel) -> Iterator[Path]:
-        """A model's file, which stays as it is meanwhile, even if the model is not kept any longer."""
-        with self._readers_lock:
-            self._readers[model.file] += 1
-        try:
-            yield self.folder / model.file
-        finally:
-            with self._readers_lock:
-                self._readers[model.file] -= 1
-
-    def write_vectors(self, version: int, vectors: Mapping[str, NDArray[Any]]) -> str | None:
-        """Puts what an optimizer remembers on the disk, beside the model of that version."""
-        if not vectors:
-            return None
-        path = self.folder / "models" / f"{version:08d}{VECTORS}"
-        write_durably(path, lambda beside: save_vectors(beside, vectors))
-        return str(path.relative_to(self.folder))
-
     def model(self, version: int) -> StoredModel | None:
         """What is known of a version; None where it is not kept."""
         query = sa.select(models).where(models.c.version == version, models.c.file.is_not(None))
@@ -386,44 +351,11 @@ class Store:
         with self._reading() as connection:
             return list(connection.scalars(sa.select(journal.c.event).order_by(journal.c.sequence)))
 
-    def delete_unnamed(self, current_round: int) -> None:
-        """Removes files that no fact speaks of: of older rounds, of models not kept, of interrupted writes."""
+    def named_files(self) -> set[str]:
+        """Of the models that are kept, with what goes with them."""
         with self._reading() as connection:
             kept = connection.execute(sa.select(models.c.file, models.c.vectors_file)).all()
-        named = {file for row in kept for file in row if file is not None}
-        for path in (self.folder / "models").glob("*"):
-            if str(path.relative_to(self.folder)) not in named:
-                path.unlink(missing_ok=True)
-        for path in (self.folder / "uploads").glob("*"):
-            if not path.name.startswith(_round_prefix(current_round)):
-                path.unlink(missing_ok=True)
-
-    def retire_round(self, version: int, keep: int) -> None:
-        """After the commit of a version: one model is too old to be kept, and its round's updates are in the model.
-
-        Their files are not deleted but written over by later ones: blocks that are there need not be found again.
-        """
-        for path in (self.folder / "models").glob(f"{version - keep:08d}.*"):
-            self._retire_model(path)
-        uploads = self.folder / "uploads"
-        for number, path in enumerate(uploads.glob(f"{_round_prefix(version - 1)}*")):
-            os.replace(path, uploads / f"free-{version}-{number}")
-
-    def _retire_model(self, path: Path) -> None:
-        with self._readers_lock:
-            being_read = self._readers[str(path.relative_to(self.folder))] > 0
-            if being_read or path.stat().st_nlink > 1 or path.name.endswith(VECTORS):  # or in a backup of hard links
-                path.unlink()
-            else:
-                os.replace(path, path.with_name(FREE_MODEL))
-
-    def upload_path(self, round_number: int, client: str, digest: bytes) -> Path:
-        """Where an update is kept: a file of its own, new or used."""
-        uploads = self.folder / "uploads"
-        path = uploads / f"{_round_prefix(round_number)}{client}.{digest.hex()[:16]}"
-        if not path.exists() and (free := next(uploads.glob("free-*"), None)):
-            os.replace(free, path)
-        return path
+        return {file for row in kept for file in row if file is not None}
 
     # ---- revocations ---------------------------------------------------------------------------
 
@@ -436,10 +368,6 @@ class Store:
     def revoked(self) -> dict[str, str]:
         with self._reading() as connection:
             return {row.client: row.reason for row in connection.execute(sa.select(revocations))}
-
-
-def _round_prefix(round_number: int) -> str:
-    return f"{round_number:08d}-"
 
 
 def _name_model(connection: Connection, model: StoredModel) -> None:

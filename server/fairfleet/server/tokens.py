@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from fairfleet.common.errors import NotAllowed
-from fairfleet.server.facts import WritableFacts, Write
+from fairfleet.server.facts import Facts, WritableFacts, Write
 from fairfleet.server.schema import tokens
 
 SECRET_BYTES = 32
@@ -26,7 +26,7 @@ class Terms(NamedTuple):
 def make_token(store: WritableFacts, client: str, terms: Terms) -> bytes:
     """Its secret, which is nowhere else; an older token of the client is void."""
     secret = secrets.token_bytes(SECRET_BYTES)
-    row = {"client": client, "digest": _digest(secret), **terms._asdict(), "used_by": None}
+    row = {"client": client, "digest": digest_of(secret), **terms._asdict(), "used_by": None}
 
     def write(connection: Connection) -> None:
         connection.execute(tokens.delete().where(tokens.c.client == client))
@@ -36,15 +36,24 @@ def make_token(store: WritableFacts, client: str, terms: Terms) -> bytes:
     return secret
 
 
+def digests(store: Facts) -> dict[str, str]:
+    """By client: enough to tell a wrong token at once, however many are sent."""
+    return {row.client: row.digest for row in store.rows(sa.select(tokens.c.client, tokens.c.digest))}
+
+
+def is_one(secret: bytes, digest: str | None) -> bool:
+    """In the same time, whether there is a token for the client or not."""
+    return hmac.compare_digest(digest_of(secret), digest or NO_DIGEST)
+
+
 def redeem(store: WritableFacts, client: str, secret: bytes, key: str, now: float) -> float:
     """For how many seconds the certificate is to be valid; the token is this key's (a digest) from now on.
 
     In the thread that writes facts, so that no two keys can have it.
     """
     found = store.rows(sa.select(tokens).where(tokens.c.client == client))
-    expected = found[0].digest if found else NO_DIGEST
-    if not hmac.compare_digest(_digest(secret), expected):
-        raise NotAllowed(f"this token is not one for client {client}, or a newer one has taken its place")
+    if not is_one(secret, found[0].digest if found else None):
+        raise wrong(client)
     (token,) = found
     if now >= token.expires_unix:
         raise NotAllowed(f"the token for client {client} has expired; ask the operator for a new one")
@@ -65,5 +74,9 @@ def _use(client: str, key: str) -> Write:
     return write
 
 
-def _digest(secret: bytes) -> str:
+def wrong(client: str) -> NotAllowed:
+    return NotAllowed(f"this token is not one for client {client}, or a newer one has taken its place")
+
+
+def digest_of(secret: bytes) -> str:
     return hashlib.sha256(secret).hexdigest()  # of 256 random bits: nothing that could be guessed

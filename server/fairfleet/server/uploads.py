@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from fairfleet.common.codecs import RAW32, codec_named
 from fairfleet.common.errors import BadRequest, Corrupted, LimitReached, OutOfOrder, StateDirError, WrongState
+from fairfleet.common.privacy import NO_TERMS, Terms
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import Decoder, read_records, record_bytes, write_record
 from fairfleet.common.tensors import Model
@@ -34,6 +35,7 @@ class Announced:
     size_bytes: int
     digest: bytes
     report: TrainReport
+    terms: Terms = NO_TERMS  # of privacy: what was done to it
 
 
 class Upload:

@@ -136,6 +136,7 @@ class JoinResponse(google.protobuf.message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: builtins.int
     FEDERATION_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    PRIVACY_FIELD_NUMBER: builtins.int
     session: builtins.str
     """to be sent with every other call"""
     fence: builtins.int
@@ -149,6 +150,10 @@ class JoinResponse(google.protobuf.message.Message):
     def signature(self) -> fairfleet.proto.v1.model_pb2.Signature:
         """of the federation's model; its tensor order is that of the wire"""
 
+    @property
+    def privacy(self) -> Global___Privacy:
+        """what tasks will ask for; an update that had less done to it is not taken"""
+
     def __init__(
         self,
         *,
@@ -158,9 +163,10 @@ class JoinResponse(google.protobuf.message.Message):
         heartbeat_seconds: builtins.float = ...,
         federation: builtins.str = ...,
         signature: fairfleet.proto.v1.model_pb2.Signature | None = ...,
+        privacy: Global___Privacy | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["signature", b"signature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["federation", b"federation", "fence", b"fence", "heartbeat_seconds", b"heartbeat_seconds", "lease_seconds", b"lease_seconds", "session", b"session", "signature", b"signature"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["privacy", b"privacy", "signature", b"signature"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["federation", b"federation", "fence", b"fence", "heartbeat_seconds", b"heartbeat_seconds", "lease_seconds", b"lease_seconds", "privacy", b"privacy", "session", b"session", "signature", b"signature"]) -> None: ...
 
 Global___JoinResponse: typing_extensions.TypeAlias = JoinResponse
 
@@ -677,6 +683,7 @@ class OpenUploadRequest(google.protobuf.message.Message):
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
+    PRIVACY_FIELD_NUMBER: builtins.int
     session: builtins.str
     round: builtins.int
     model_digest: builtins.bytes
@@ -688,6 +695,10 @@ class OpenUploadRequest(google.protobuf.message.Message):
     """of the encoded stream, 32 bytes, see FORMAT.md"""
     @property
     def report(self) -> Global___TrainReport: ...
+    @property
+    def privacy(self) -> Global___Privacy:
+        """what was done to update and report before they were sent; left out: nothing"""
+
     def __init__(
         self,
         *,
@@ -698,9 +709,10 @@ class OpenUploadRequest(google.protobuf.message.Message):
         size_bytes: builtins.int = ...,
         digest: builtins.bytes = ...,
         report: Global___TrainReport | None = ...,
+        privacy: Global___Privacy | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["report", b"report"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["codec", b"codec", "digest", b"digest", "model_digest", b"model_digest", "report", b"report", "round", b"round", "session", b"session", "size_bytes", b"size_bytes"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["privacy", b"privacy", "report", b"report"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["codec", b"codec", "digest", b"digest", "model_digest", b"model_digest", "privacy", b"privacy", "report", b"report", "round", b"round", "session", b"session", "size_bytes", b"size_bytes"]) -> None: ...
 
 Global___OpenUploadRequest: typing_extensions.TypeAlias = OpenUploadRequest
 
@@ -787,12 +799,17 @@ class ReportEvaluationRequest(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     EVALUATION_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    PRIVACY_FIELD_NUMBER: builtins.int
     session: builtins.str
     version: builtins.int
     failure: builtins.str
     """why the client could not evaluate; then `evaluation` is left out"""
     @property
     def evaluation(self) -> Global___Evaluation: ...
+    @property
+    def privacy(self) -> Global___Privacy:
+        """what was done to the evaluation before it was sent; left out: nothing"""
+
     def __init__(
         self,
         *,
@@ -800,9 +817,10 @@ class ReportEvaluationRequest(google.protobuf.message.Message):
         version: builtins.int = ...,
         evaluation: Global___Evaluation | None = ...,
         failure: builtins.str = ...,
+        privacy: Global___Privacy | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["evaluation", b"evaluation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evaluation", b"evaluation", "failure", b"failure", "session", b"session", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["evaluation", b"evaluation", "privacy", b"privacy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evaluation", b"evaluation", "failure", b"failure", "privacy", b"privacy", "session", b"session", "version", b"version"]) -> None: ...
 
 Global___ReportEvaluationRequest: typing_extensions.TypeAlias = ReportEvaluationRequest
 

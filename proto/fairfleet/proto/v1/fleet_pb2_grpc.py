@@ -145,8 +145,9 @@ class FleetServicer(object):
         machine stays up. Another digest for the same round begins at 0. A receipt in the answer means
         that nothing needs to be sent.
 
-        FAILED_PRECONDITION  the client was not asked to train in this round, or the model digest is not
-        that of the round's model: ask for a new task.
+        FAILED_PRECONDITION  the client was not asked to train in this round, the model digest is not that
+        of the round's model, or less was done to the update for privacy than is asked
+        for by now: ask for a new task, train again.
         RESOURCE_EXHAUSTED   the declared size is over the server's limit: do not retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -175,6 +176,8 @@ class FleetServicer(object):
 
     def ReportEvaluation(self, request, context):
         """Says how a model version does on the client's own test split. Safe to repeat: the first report counts.
+
+        FAILED_PRECONDITION  less was done to it for privacy than is asked for by now: ask for a new task.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -293,8 +293,9 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchMo
     machine stays up. Another digest for the same round begins at 0. A receipt in the answer means
     that nothing needs to be sent.
 
-    FAILED_PRECONDITION  the client was not asked to train in this round, or the model digest is not
-                         that of the round's model: ask for a new task.
+    FAILED_PRECONDITION  the client was not asked to train in this round, the model digest is not that
+                         of the round's model, or less was done to the update for privacy than is asked
+                         for by now: ask for a new task, train again.
     RESOURCE_EXHAUSTED   the declared size is over the server's limit: do not retry.
     """
 
@@ -316,7 +317,10 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchMo
     """
 
     ReportEvaluation: _FleetReportEvaluationType
-    """Says how a model version does on the client's own test split. Safe to repeat: the first report counts."""
+    """Says how a model version does on the client's own test split. Safe to repeat: the first report counts.
+
+    FAILED_PRECONDITION  less was done to it for privacy than is asked for by now: ask for a new task.
+    """
 
     ReportVerification: _FleetReportVerificationType
     """The losses of trial steps on the client's own training data. Safe to repeat: the first report counts."""
@@ -429,8 +433,9 @@ class FleetServicer(metaclass=abc.ABCMeta):
         machine stays up. Another digest for the same round begins at 0. A receipt in the answer means
         that nothing needs to be sent.
 
-        FAILED_PRECONDITION  the client was not asked to train in this round, or the model digest is not
-                             that of the round's model: ask for a new task.
+        FAILED_PRECONDITION  the client was not asked to train in this round, the model digest is not that
+                             of the round's model, or less was done to the update for privacy than is asked
+                             for by now: ask for a new task, train again.
         RESOURCE_EXHAUSTED   the declared size is over the server's limit: do not retry.
         """
 
@@ -462,7 +467,10 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: fairfleet.proto.v1.fleet_pb2.ReportEvaluationRequest,
         context: _ServicerContext,
     ) -> typing.Union[fairfleet.proto.v1.fleet_pb2.ReportEvaluationResponse, collections.abc.Awaitable[fairfleet.proto.v1.fleet_pb2.ReportEvaluationResponse]]:
-        """Says how a model version does on the client's own test split. Safe to repeat: the first report counts."""
+        """Says how a model version does on the client's own test split. Safe to repeat: the first report counts.
+
+        FAILED_PRECONDITION  less was done to it for privacy than is asked for by now: ask for a new task.
+        """
 
     @abc.abstractmethod
     def ReportVerification(

@@ -10,7 +10,7 @@ import pytest
 
 from fairfleet.client.spool import Spool
 from fairfleet.common.errors import StateDirError
-from fairfleet.common.private import tighten
+from fairfleet.common.private_files import tighten
 from fairfleet.server.store import Store
 
 
