@@ -24,7 +24,7 @@ class Issuer:
         self.folder = folder
         folder.mkdir()
         self._openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", "ca.key")
-        self._openssl("req", "-x509", "-new", "-key", "ca.key", "-subj", "/CN=fairfleet-ca", "-days", "9", "-out", "ca.crt")
+        self._openssl("req", "-x509", "-key", "ca.key", "-subj", "/CN=fairfleet-ca", "-days", "9", "-out", "ca.crt")
 
     def certify(self, key: list[str], alternatives: str, usage: str, days: int = 2) -> dict[str, bytes]:
         """A kubernetes.io/tls secret with the CA beside it."""
