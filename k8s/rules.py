@@ -1,6 +1,6 @@
 """Writes components/monitoring/rules.yaml: the rules of deploy/prometheus as the Prometheus operator wants them.
 
-    python k8s/rules.py      (a test says when that is due)
+python k8s/rules.py      (a test says when that is due)
 """
 
 from __future__ import annotations
