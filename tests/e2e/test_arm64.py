@@ -92,6 +92,7 @@ def test_a_client_on_arm64_takes_part_in_every_round_with_the_same_model_to_the_
         fleet.start_on_arm()
         fleet.start_here()
         until(lambda: fleet.version() >= ROUNDS or fleet.clients["arm"].poll(), "all rounds", 300)
+        assert fleet.version() >= ROUNDS, fleet.log("arm.log")
         assert fleet.wait_clients(120) == {"here": 0, "arm": 0}, fleet.log("arm.log")
         for record in fleet.records():
             assert {c["client"] for c in record["contributions"]} == {"arm", "here"}
