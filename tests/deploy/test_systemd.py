@@ -32,6 +32,11 @@ def service(name: str) -> dict[str, list[str]]:
     return found
 
 
+def verified(units: list[str]) -> str:
+    words = ["systemd-analyze", "verify", "--man=no", *units]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stderr
+
+
 @needs_systemd
 def test_systemd_finds_no_mistake_in_the_units(tmp_path: Path) -> None:
     """With a program that is there in the place of one that may not be, and users who are."""
@@ -40,13 +45,10 @@ def test_systemd_finds_no_mistake_in_the_units(tmp_path: Path) -> None:
         (tmp_path / unit.name).write_text(text)
     units = [str(path) for path in sorted(tmp_path.iterdir())]
     assert len(units) == 3
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False)
-    ours = [line for line in done.stderr.splitlines() if "fairfleet-" in line]
-    assert ours == []
+    assert [line for line in verified(units).splitlines() if "fairfleet-" in line] == []
     wrong = tmp_path / "fairfleet-client.service"
     wrong.write_text(wrong.read_text().replace("ProtectSystem=strict", "ProtectSystems=strict"))
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False)
-    assert "ProtectSystems" in done.stderr  # it would have said so
+    assert "ProtectSystems" in verified(units)  # it would have said so
 
 
 @needs_systemd

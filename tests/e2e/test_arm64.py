@@ -1,7 +1,7 @@
 """A client on arm64, under qemu, in a federation with one on this machine: both hold the same bits.
 
-Opt in by `scripts/arm64-root`, which makes the arm64 system in a folder; else this is skipped. The sources are those of this
-checkout, without torch. Emulated speed says nothing of a device's.
+Opt in by `scripts/arm64-root`, which makes the arm64 system in a folder; else this is skipped. The sources are those of
+this checkout, without torch. Emulated speed says nothing of a device's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 from fairfleet.lab.digits import write_shards
 from tests.deploy.settings import ROOT
-from tests.e2e.fleet import HERE, until
+from tests.e2e.fleet import HERE, PROGRAM, until
 from tests.e2e.secure import SecureFleet, client
 
 ARM = Path(os.environ.get("FAIRFLEET_ARM64", Path.home() / ".cache" / "fairfleet-arm64")) / "root"
@@ -68,7 +68,7 @@ class MixedFleet(SecureFleet):
         words += self._options("5", self.inside / "digits", self.inside / "notes")
         sources = [f"{self.inside}/src/{part}" for part in PARTS]
         path = ":".join([*sources, str(self.inside), "/opt/fairfleet"])
-        command = [str(shutil.which("chroot")), str(ARM), QEMU, "/usr/bin/python3", "-m", "fairfleet.common.cli", *words]
+        command = [str(shutil.which("chroot")), str(ARM), QEMU, "/usr/bin/python3", *PROGRAM[1:], *words]
         with open(self.folder / "arm.log", "a") as log:
             self.clients["arm"] = subprocess.Popen(
                 command, text=True, stdout=subprocess.PIPE, stderr=log, env={"PYTHONPATH": path, "HOME": "/root"}
