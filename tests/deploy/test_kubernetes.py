@@ -320,27 +320,44 @@ def test_every_secret_is_made_by_a_command_of_the_document_or_by_cert_manager(se
             assert secret is None or secret in made or f"secret generic {secret} " in text, f"{secret} of {name}"
 
 
-def test_the_documents_commands_make_what_is_mounted(tmp_path: Path) -> None:
-    """Its lines from `pki init` on, with a kubectl that only writes down what it is asked for."""
-    text = DOCUMENT.read_text()
-    block = next(part for part in text.split("```")[1::2] if "fairfleet pki init" in part)
-    (tmp_path / "fairfleet").write_text(f'#!/bin/sh\nexec {PROGRAM[0]} {" ".join(PROGRAM[1:])} "$@"\n')
-    (tmp_path / "kubectl").write_text('#!/bin/sh\necho "$@" >> asked\n')
+def documented_secrets(folder: Path) -> dict[str, dict[str, bytes]]:
+    """By secret its files: the document's lines, run with a kubectl that only writes down what it is asked for."""
+    block = next(part for part in DOCUMENT.read_text().split("```")[1::2] if "fairfleet pki init" in part)
+    folder.mkdir()
+    (folder / "fairfleet").write_text(f'#!/bin/sh\nexec {" ".join(PROGRAM)} "$@"\n')
+    (folder / "kubectl").write_text('#!/bin/sh\necho kubectl "$@" >> asked\n')
     for program in ("fairfleet", "kubectl"):
-        (tmp_path / program).chmod(0o755)
-    script = "\n".join(line for line in block.splitlines() if not line.startswith("#")).removeprefix("sh")
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "-euc", script], cwd=tmp_path, env=environment, capture_output=True, check=True)
-    asked = (tmp_path / "asked").read_text()
-    pki = tmp_path / "fairfleet-pki"
-    for name in (CA, SERVER, SERVER_KEY):
-        assert f"--from-file=fairfleet-pki/{name}" in asked
-        assert (pki / name).exists()
-    replicas = built("production").one("StatefulSet", "fairfleet-client")["spec"]["replicas"]
-    assert sorted(file.name for file in (tmp_path / "clients").iterdir()) == sorted(
-        f"fairfleet-client-{number}.fleet" for number in range(replicas)
-    )
-    assert "fairfleet-client-credentials --from-file=clients" in asked
+        (folder / program).chmod(0o755)
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    script = block.removeprefix("sh")
+    subprocess.run(["bash", "-euc", script], cwd=folder, env=environment, capture_output=True, check=True)
+    secrets: dict[str, dict[str, bytes]] = {}
+    for line in (folder / "asked").read_text().splitlines():
+        _, found, told = line.partition("create secret generic ")
+        if found:
+            name, *sources = told.split()
+            secrets[name] = {}
+            for source in sources:
+                kind, _, value = source.removeprefix("--from-").partition("=")
+                if kind == "literal":
+                    key, _, content = value.partition("=")
+                    secrets[name][key] = content.encode()
+                else:
+                    path = folder / value
+                    files = list(path.iterdir()) if path.is_dir() else [path]
+                    secrets[name] |= {file.name: file.read_bytes() for file in files}
+    return secrets
+
+
+def test_the_documents_commands_make_what_is_mounted(tmp_path: Path) -> None:
+    secrets = documented_secrets(tmp_path / "operator")
+    production = built("production")
+    replicas = production.one("StatefulSet", "fairfleet-client")["spec"]["replicas"]
+    assert secrets["fairfleet-server-pki"].keys() == {CA, SERVER, SERVER_KEY}
+    assert secrets["fairfleet-client-credentials"].keys() == {f"fairfleet-client-{n}.fleet" for n in range(replicas)}
+    assert len(secrets["fairfleet-http-token"]["token"]) == 32
+    mounted = {v["secret"]["secretName"] for _, pod in production.pods() for v in pod["volumes"] if "secret" in v}
+    assert mounted == secrets.keys()
 
 
 # ---- kinds of other projects --------------------------------------------------------------------

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import platform
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fairfleet.client.softmax import SoftmaxTask
-from fairfleet.client.task import Job, Trained
+from fairfleet.client.task import Job, Task, Trained
 from fairfleet.common.tensors import Arrays
 from fairfleet.lab import digits
 
 
-class NotingTask(SoftmaxTask):
+class Noting:
+    """Before a task, among its bases."""
+
     notes = ""
 
     def train(self, model: Arrays, job: Job) -> Trained:
@@ -23,12 +26,24 @@ class NotingTask(SoftmaxTask):
             digest.update(name.encode() + np.ascontiguousarray(model[name]).tobytes())
         with open(self.notes, "a") as file:
             file.write(f"{platform.machine()} {digest.hexdigest()}\n")
-        return super().train(model, job)
+        return super().train(model, job)  # type: ignore[misc, no-any-return]
 
 
-def task(shard: str, data: str, notes: str) -> NotingTask:
+class NotingSoftmax(Noting, SoftmaxTask):
+    pass
+
+
+def task(shard: str, data: str, notes: str) -> Task:
     own = digits.read_shard(Path(data), digits.client_name(shard))
     train, test = (own.train_images, own.train_labels), (own.test_images, own.test_labels)
-    made = NotingTask(train, test=test, classes=digits.CLASSES)
+    made = NotingSoftmax(train, test=test, classes=digits.CLASSES)
     made.notes = notes
     return made
+
+
+def torch_task(shard: str, data: str, notes: str) -> Task:
+    made: Any = digits.torch_mlp(shard, data)
+    made.__class__ = type("NotingTorch", (Noting, type(made)), {})
+    made.notes = notes
+    task: Task = made
+    return task

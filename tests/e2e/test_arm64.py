@@ -55,19 +55,19 @@ class MixedFleet(SecureFleet):
         self.device = device
         self.inside = Path("/") / device.name
 
-    def start_here(self) -> None:
-        words = ["client", "--credentials", str(self.bundle(client("here"))), "--task", "noting:task"]
+    def start_here(self, task: str) -> None:
+        words = ["client", "--credentials", str(self.bundle(client("here"))), "--task", f"noting:{task}"]
         words += ["--state-dir", str(self.folder / "clients")]
         words += self._options("0", self.device / "digits", self.folder / "here.notes")
         self.clients["here"] = self._start(words, "here.log")
 
-    def start_on_arm(self) -> None:
+    def start_on_arm(self, task: str) -> None:
         self.credentials(client("arm")).save(self.device / "arm.fleet")
-        words = ["client", "--credentials", f"{self.inside}/arm.fleet", "--task", "noting:task"]
+        words = ["client", "--credentials", f"{self.inside}/arm.fleet", "--task", f"noting:{task}"]
         words += ["--state-dir", f"{self.inside}/state"]
         words += self._options("5", self.inside / "digits", self.inside / "notes")
         sources = [f"{self.inside}/src/{part}" for part in PARTS]
-        path = ":".join([*sources, str(self.inside), "/opt/fairfleet"])
+        path = ":".join([*sources, str(self.inside), "/opt/fairfleet", "/opt/torch"])
         command = [str(shutil.which("chroot")), str(ARM), QEMU, "/usr/bin/python3", *PROGRAM[1:], *words]
         with open(self.folder / "arm.log", "a") as log:
             self.clients["arm"] = subprocess.Popen(
@@ -79,18 +79,26 @@ class MixedFleet(SecureFleet):
         return ["-o", f"shard={shard}", "-o", f"data={data}", "-o", f"notes={notes}"]
 
 
-@pytest.mark.parametrize("downlink", [{"compression__downlink": "int8"}, {"compression__model": "int8"}])
+CASES = [("task", {"compression__downlink": "int8"}), ("task", {"compression__model": "int8"})]
+WITH_TORCH = pytest.param(
+    "torch_task",
+    {"compression__downlink": "int8"},
+    marks=pytest.mark.skipif(not (ARM / "opt" / "torch").exists(), reason="TORCH=2.8.0 scripts/arm64-root brings it"),
+)
+
+
+@pytest.mark.parametrize(("task", "downlink"), [*CASES, WITH_TORCH])
 def test_a_client_on_arm64_takes_part_in_every_round_with_the_same_model_to_the_bit(
-    tmp_path: Path, device: Path, downlink: dict[str, str]
+    tmp_path: Path, device: Path, task: str, downlink: dict[str, str]
 ) -> None:
     fleet = MixedFleet(tmp_path, device)
     try:
-        model = ["init", "--task", "noting:task", *fleet._options("0", device / "digits", tmp_path / "none")]
+        model = ["init", "--task", f"noting:{task}", *fleet._options("0", device / "digits", tmp_path / "none")]
         assert fleet.run(*model, "--output", str(tmp_path / "model.safetensors")).returncode == 0
         settings = {"codec": "int8", "plan__steps": 5, "plan__batch_size": 32, "round__quorum": 1.0, **downlink}
         fleet.start_server(rounds=ROUNDS, lease_seconds=60, **settings)
-        fleet.start_on_arm()
-        fleet.start_here()
+        fleet.start_on_arm(task)
+        fleet.start_here(task)
         until(lambda: fleet.version() >= ROUNDS or fleet.clients["arm"].poll(), "all rounds", 300)
         assert fleet.version() >= ROUNDS, fleet.log("arm.log")
         assert fleet.wait_clients(120) == {"here": 0, "arm": 0}, fleet.log("arm.log")
