@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := proto common server client lab
-CODE := proto common server client lab tests benchmarks docker docs
+CODE := proto common server client lab tests benchmarks docker docs k8s
 
 .PHONY: demo test test-slow test-containers lint format proto bench clean
 

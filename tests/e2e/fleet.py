@@ -55,6 +55,7 @@ class Fleet:
         self.clients: dict[str, subprocess.Popen[str]] = {}
         self.options: dict[str, dict[str, Any]] = {}
         self.size = 1000
+        self.program = PROGRAM
         self.environment: dict[str, str] = {}  # of every process, beside that of the tests
         self._channels: list[grpc.Channel] = []
 
@@ -104,7 +105,7 @@ class Fleet:
     def _start(self, words: list[str], log: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
         file = open(self.folder / log, "a")  # noqa: SIM115  # the process keeps it
         env = os.environ | self.environment | (environment or {})
-        command = [*self.prefix(log.removesuffix(".log")), *PROGRAM, *words]
+        command = [*self.prefix(log.removesuffix(".log")), *self.program, *words]
         return subprocess.Popen(command, cwd=HERE, text=True, stdout=subprocess.PIPE, stderr=file, env=env)
 
     def prefix(self, name: str) -> list[str]:

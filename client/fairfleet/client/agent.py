@@ -21,6 +21,7 @@ from fairfleet.client.spool import Spool, Spooled
 from fairfleet.client.task import Abandoned, Job, Measuring, Progress, Task
 from fairfleet.client.telemetry import Telemetry
 from fairfleet.client.trying import trial_losses
+from fairfleet.client.willing import Willing
 from fairfleet.common import wire
 from fairfleet.common.access import Access
 from fairfleet.common.codecs import ABILITIES
@@ -65,8 +66,10 @@ class Agent:
         folder: Path,
         budget: Budget | None = None,
         least_noise: float = 0.0,
+        willing: Willing | None = None,
     ) -> None:
         self.task = task
+        self._willing = willing or Willing()
         self._least_noise = least_noise  # without it nothing is trained here
         self._budget = budget or Budget()
         self._largest_batch = self._budget.largest_batch(task)
@@ -103,11 +106,15 @@ class Agent:
         """Takes part until the federation is finished; says why it ended."""
         reason = "stopped"
         try:
+            self._wait_until_willing()
             self._send_left()
             while True:
                 self._renewal.attend()
+                self._wait_until_willing()
                 response = self._link.next_task()
                 match response.WhichOneof("task"):
+                    case "train" | "verify" | "evaluate" if self._willing.why_not:
+                        continue  # it came to be so while the poll was held: the server is told that we go
                     case "train":
                         self._insist_on_noise(response.train.privacy)
                         self._attempt(response.train)
@@ -126,6 +133,25 @@ class Agent:
             return reason
         finally:
             self._link.leave(reason)
+
+    def _wait_until_willing(self) -> None:
+        """While the owner's conditions are not met, this client is not there: the server need not wait for it."""
+        if not (why := self._willing.why_not):
+            return
+        log.info("not now: %s", why)
+        self._link.step_aside("not now")  # why is the owner's business
+        while self._willing.why_not:
+            self._link.wait(self._willing.every_seconds)
+        log.info("taking part again")
+        self._link.come_back()
+
+    def _while_willing(self, progress: Progress) -> Progress:
+        def told(done: int, planned: int, loss: float) -> None:
+            progress(done, planned, loss)
+            if self._willing.why_not:
+                raise Abandoned
+
+        return told
 
     def _insist_on_noise(self, asked: pb.Privacy) -> None:
         """Whose data are here decides: a server that asks for less than that is not given anything."""
@@ -155,7 +181,8 @@ class Agent:
         except Abandoned:
             if self._link.stopped:
                 raise Stopped from None
-            log.info("%s was abandoned: the round went on without it", id, extra={"round": asked.round})
+            ours = self._willing.why_not and "this client gave it up"
+            log.info("%s was abandoned: %s", id, ours or "the round went on without it", extra={"round": asked.round})
         except (Stopped, *FINAL):
             raise
         except Exception as error:  # the task is a stranger's code: whatever it raises is its failure
@@ -179,7 +206,7 @@ class Agent:
         self._settle(federation, terms)
         self._held.fetch(asked.model)
         with self._heartbeat.during(asked.id) as progress:
-            spooled = self._make_update(asked, progress, federation)
+            spooled = self._make_update(asked, self._while_willing(progress), federation)
         self._upload(spooled, begun=False)
 
     def _make_update(self, asked: pb.TrainTask, progress: Progress, federation: str) -> Spooled:
@@ -305,7 +332,8 @@ class Agent:
             step = self._held.fetch_step(asked.step)
             with self._heartbeat.during(asked.id) as progress:
                 received, rounded = self._held.received, asked.step.rounded
-                losses += trial_losses(self.task, received, step, asked.halvings, progress, rounded)
+                steady = self._while_willing(progress)
+                losses += trial_losses(self.task, received, step, asked.halvings, steady, rounded)
         except NotKept as error:
             log.info("%s is no longer wanted: %s", asked.id, error, extra=about)
             return

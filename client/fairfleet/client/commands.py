@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from fairfleet.client.agent import Agent
+from fairfleet.client.conditions import condition
 from fairfleet.client.replica import number_of
 from fairfleet.client.settings import ClientSettings
 from fairfleet.client.task import Task, load_task
+from fairfleet.client.willing import Willing
 from fairfleet.common import logs
 from fairfleet.common.cli import LogFormat
 from fairfleet.common.errors import UsageError
@@ -43,6 +45,10 @@ def client(
         float | None, typer.Option(help="Begin no step after so long; at least one is taken.")
     ] = None,
     max_memory_mb: Annotated[int | None, typer.Option(help="For one training step: batches get smaller.")] = None,
+    when: Annotated[
+        list[str] | None,
+        typer.Option(help="Only while so: idle, mains, unmetered, run=COMMAND, module:name. May be repeated."),
+    ] = None,
     metrics: Annotated[str | None, typer.Option(help="host:port for this client's own metrics.")] = None,
     least_noise: Annotated[
         float | None, typer.Option(help="Send no update with a smaller noise multiplier; see docs/privacy.md.")
@@ -60,11 +66,14 @@ def client(
       fairfleet client --task fairfleet.lab.digits:softmax -o shard=3 --name client-3 --metrics 127.0.0.1:9441
 
       fairfleet client --task my_task:task --max-seconds 60 --max-memory-mb 500    (a small board does what it can)
+
+      fairfleet client --task my_task:task --when mains --when unmetered --when idle
     """
     logs.set_up(verbose, log_format, "fairfleet-client")
     flags: dict[str, Any] = {"task": task, "server": server, "name": name, "state_dir": state_dir, "device": device}
     flags |= {"budget.steps": max_steps, "budget.seconds": max_seconds, "budget.memory_mb": max_memory_mb}
     flags |= {"metrics": metrics, "credentials": credentials, "insecure": insecure, "least_noise": least_noise}
+    flags |= {"when": when or None}
     given = {key: value for key, value in flags.items() if value is not None}
     if option:
         given["options"] = dict(_pair(text) for text in option)
@@ -72,8 +81,9 @@ def client(
         settings, access = numbered.identified()
         logs.say_always(client=settings.name)
         folder = settings.state_dir / settings.name
+        willing = Willing([condition(text) for text in settings.when], settings.when_seconds)
         made, least_noise = _task(settings), settings.least_noise
-        agent = Agent(settings.name, made, access, folder, settings.budget, least_noise)
+        agent = Agent(settings.name, made, access, folder, settings.budget, least_noise, willing)
         if settings.metrics:
             log.info("metrics on %s", _serve_metrics(agent, settings.name, settings.metrics))
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -167,6 +167,8 @@ def renew(
 
       fairfleet renew kitchen-camera.fleet --pki fairfleet-pki   (where the CA is; then bring the file to the device)
     """
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder: whoever made it renews what is in it (cert-manager, for example)")
     file = file if file.exists() else file.with_name(f"{file.name.removesuffix('.fleet')}.fleet")
     if pki is None:
         made = renew_over_network(file, server)

@@ -6,10 +6,12 @@ a call either answers or fails for good. Safe to use from the training and the h
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -28,6 +30,8 @@ T = TypeVar("T")
 
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 2.0  # a server that comes back finds its whole fleet again within seconds
+TRIES_BEFORE_PATIENCE = 40  # ten minutes and more, since each waits for a connection
+PATIENT_PAUSE_SECONDS = 60.0  # then it may be days: radio and battery are worth more than seconds
 CALL_SECONDS = 15.0  # for calls that the server answers at once
 POLL_SECONDS = 45.0  # for NextTask, which it holds for up to 30 s
 FAILURES_BEFORE_NEW_CHANNEL = 3  # a channel can cling to an address that is gone
@@ -43,9 +47,9 @@ class Stopped(Exception):
 def pauses() -> Iterator[float]:
     """Exponential backoff with full jitter, so that a thousand clients do not come back all at once."""
     longest = FIRST_PAUSE_SECONDS
-    while True:
+    for tries in itertools.count():
         yield random.uniform(0.05, longest)  # not a secret
-        longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
+        longest = min(2 * longest, PATIENT_PAUSE_SECONDS if tries >= TRIES_BEFORE_PATIENCE else LONGEST_PAUSE_SECONDS)
 
 
 class Link:
@@ -57,6 +61,7 @@ class Link:
         self._join_request = join
         self._join_lock = threading.Lock()
         self._stop = threading.Event()
+        self._aside = False
         self._failures = 0
         self._connect()
 
@@ -84,14 +89,32 @@ class Link:
         threading.Thread(target=lambda: self._channel.close(), daemon=True).start()
 
     def leave(self, reason: str) -> None:
-        """Best effort: a server that is gone need not hear it."""
         if self.joined.session:
             with self._access.channel() as channel:  # `stop` has closed the other one
-                try:
-                    FleetStub(channel).Leave(pb.LeaveRequest(session=self.joined.session, reason=reason), timeout=2)
-                except grpc.RpcError as error:
-                    log.debug("could not say goodbye: %s", error)
+                self._say_goodbye(FleetStub(channel), reason)
         self._channel.close()
+
+    def step_aside(self, reason: str) -> None:
+        """Leaves for a while: no connection is held, and the server waits for nothing."""
+        with self._join_lock:  # from here on the heartbeat's thread cannot join any more
+            self._aside = True
+        if session := self.joined.session:
+            self._say_goodbye(self._stub, reason)
+            self._forget(session)
+        self._channel.close()
+
+    def come_back(self) -> None:
+        """After stepping aside; the next call joins again."""
+        with self._join_lock:
+            self._connect()
+            self._aside = False
+
+    def _say_goodbye(self, stub: FleetStub, reason: str) -> None:
+        """Best effort: a server that is gone need not hear it."""
+        try:
+            stub.Leave(pb.LeaveRequest(session=self.joined.session, reason=reason), timeout=2)
+        except (grpc.RpcError, ValueError) as error:  # ValueError: stopped meanwhile
+            log.debug("could not say goodbye: %s", error)
 
     def wait(self, seconds: float) -> None:
         if self._stop.wait(seconds):
@@ -157,21 +180,25 @@ class Link:
 
     def repeat(self, call: Callable[[str], T]) -> T:
         """Calls with the current session until it answers, or fails in a way that no repetition mends."""
-        bugs = 0
-        for pause in pauses():
+        bugs, began = 0, time.monotonic()
+        for tries, pause in enumerate(pauses(), start=1):
             session = ""
             try:
                 self._renew()
                 session = self._session()
                 answer = call(session)
                 self._failures = 0
+                if tries > TRIES_BEFORE_PATIENCE:
+                    log.info("server %s answers again, after %s", self.address, _span(time.monotonic() - began))
                 return answer
             except (grpc.RpcError, ValueError) as error:
                 code = self._code(error)
                 bugs += code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
                 self._raise_if_final(error, code, bugs, session)
                 self.telemetry.retries += 1
-                log.info("server %s: %s; trying again", self.address, self._in_words(error, code))
+                if tries & (tries - 1) == 0:  # ever more seldom: a log that grows for days helps nobody
+                    away = f" for {_span(time.monotonic() - began)}" if tries > 1 else ""
+                    log.info("server %s: %s%s; trying again", self.address, self._in_words(error, code), away)
             self.wait(pause)
         raise AssertionError("pauses never end")  # pragma: no cover
 
@@ -220,6 +247,8 @@ class Link:
     def _reconnect(self) -> None:
         self._access.refuse_ended()
         with self._join_lock:
+            if self._aside:
+                return
             old = self._channel
             self._connect()
             old.close()
@@ -238,6 +267,8 @@ class Link:
         is through as soon as the server is back.
         """
         with self._join_lock:
+            if self._aside:
+                raise Stopped
             if not self.joined.session:
                 failed = self._failures > 0
                 self.joined = self._stub.Join(self._join_request, timeout=CALL_SECONDS, wait_for_ready=failed)
@@ -245,6 +276,17 @@ class Link:
                 self._join_request.since = self._join_request.since or self.joined.fence
                 log.info("joined %s at %s", self.joined.federation, self.address)
             return self.joined.session
+
+
+def _span(seconds: float) -> str:
+    """
+    >>> _span(59.4), _span(7380)
+    ('59 s', '2 h 3 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def _is_the_servers_word(error: Exception) -> bool:

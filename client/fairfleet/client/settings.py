@@ -7,10 +7,11 @@ import re
 import socket
 from pathlib import Path
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from fairfleet.client.budget import Budget
 from fairfleet.client.replica import MARK, Source
+from fairfleet.client.willing import EVERY_SECONDS
 from fairfleet.common.access import Access
 from fairfleet.common.errors import UsageError
 from fairfleet.common.identity import Role
@@ -57,6 +58,12 @@ class ClientSettings(Settings):
         "or the lowest that no other process holds in the shared state_dir (claim)",
     )
     budget: Budget = Field(default=Budget(), description="this machine's share in one training, if less than the plan")
+    when: tuple[str, ...] = Field(
+        default=(),
+        description="take part only while all are so: idle, idle=25 (percent that others use), mains, unmetered, "
+        "run=COMMAND, module:name (docs/edge.md); default: always",
+    )
+    when_seconds: PositiveFloat = Field(default=EVERY_SECONDS, description="how often these are asked")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps; for tasks that can choose")
     least_noise: float = Field(
         default=0.0, ge=0, description="noise multiplier without which no update leaves this machine (docs/privacy.md)"

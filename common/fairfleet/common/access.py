@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from fairfleet.common.addresses import check_clear, leads_here
-from fairfleet.common.credentials import Credentials, read_credentials, refuse_ended
+from fairfleet.common.credentials import Credentials, file_that_changes, read_credentials, refuse_ended
 from fairfleet.common.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ class Access:
         if address is None and self.credentials is None:
             raise UsageError("give the server's address with --server host:port, or --credentials NAME.fleet")
         self.address = address or (self.credentials.address if self.credentials else "")
+        if not self.address:
+            raise UsageError(f"{credentials} does not say where the server is: give --server host:port")
         if not re.fullmatch(r"unix.*|.+:\d{1,5}", self.address):
             raise UsageError(f"{self.address!r} is not of the form host:port, for example 127.0.0.1:8440")
         if self.credentials is None:
@@ -101,7 +103,7 @@ def _mark(path: Path | None) -> Mark | None:
     if path is None:
         return None
     try:
-        found = os.stat(path)
+        found = os.stat(file_that_changes(path))
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino, found.st_size

@@ -3,7 +3,8 @@
     {"format": "fairfleet-credentials-1", "address": "fleet.example:8440",
      "ca": "-----BEGIN CERTIFICATE…", "certificate": "-----BEGIN CERTIFICATE…", "key": "-----BEGIN PRIVATE KEY…"}
 
-Identity and validity are read from the certificate itself. The key is secret: so is the file.
+Identity and validity are read from the certificate itself. The key is secret: so is the file. A folder with `ca.crt`,
+`tls.crt` and `tls.key`, as cert-manager and Kubernetes' TLS secrets have them, does as well; it names no address.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fairfleet.common.private_files import read_private, write_private
 
 FORMAT = "fairfleet-credentials-1"
 FIELDS = ("address", "ca", "certificate", "key")
+FOLDER_CA, FOLDER_CERTIFICATE, FOLDER_KEY = "ca.crt", "tls.crt", "tls.key"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,18 @@ def read_credentials(path: Path) -> Credentials:
     """Refuses what cannot work, with the reason: a handshake that fails tells nobody why."""
     from fairfleet.common.certificates import Pair, belong_together, load_certificate
 
+    address, ca, certificate, key = _read_folder(path) if path.is_dir() else _read_file(path)
+    load_certificate(ca, f"the CA in {path}")
+    load_certificate(certificate, f"the certificate in {path}")
+    if not belong_together(Pair(key, certificate)):
+        raise UsageError(f"{path} is damaged: its key is not that of its certificate")
+    found = Credentials.of(address, ca, certificate, key)
+    if found.identity.role is Role.NOBODY:
+        raise UsageError(f"{path}: its certificate names neither a client nor an operator")
+    return found
+
+
+def _read_file(path: Path) -> tuple[str, bytes, bytes, bytes]:
     data = read_private(path, "a private key")
     try:
         told = json.loads(data)
@@ -59,14 +73,20 @@ def read_credentials(path: Path) -> Credentials:
         address, ca, certificate, key = (str(field) for field in fields)
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{path} is damaged, or no file of `fairfleet enroll`: not of format {FORMAT}") from None
-    load_certificate(ca.encode(), f"the CA in {path}")
-    load_certificate(certificate.encode(), f"the certificate in {path}")
-    if not belong_together(Pair(key.encode(), certificate.encode())):
-        raise UsageError(f"{path} is damaged: its key is not that of its certificate")
-    found = Credentials.of(address, ca.encode(), certificate.encode(), key.encode())
-    if found.identity.role is Role.NOBODY:
-        raise UsageError(f"{path}: its certificate names neither a client nor an operator")
-    return found
+    return address, ca.encode(), certificate.encode(), key.encode()
+
+
+def _read_folder(path: Path) -> tuple[str, bytes, bytes, bytes]:
+    try:
+        ca, certificate = ((path / name).read_bytes() for name in (FOLDER_CA, FOLDER_CERTIFICATE))
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
+    return "", ca, certificate, read_private(path / FOLDER_KEY, "a private key")
+
+
+def file_that_changes(path: Path) -> Path:
+    """Which file to look at to see whether credentials were renewed."""
+    return path / FOLDER_CERTIFICATE if path.is_dir() else path
 
 
 def refuse_ended(found: Credentials, path: Path) -> None:
