@@ -92,3 +92,17 @@ def test_an_answer_that_is_no_good_does_not_take_the_place_of_what_works(
     file, before, asked = attended(tmp_path, monkeypatch, sign, 10 * HOUR)
     assert (asked, file.read_bytes()) == (1, before)  # and is not asked for again at once
     assert "is not renewed: the server answered with" in caplog.text
+
+
+def test_a_folder_is_renewed_by_whoever_mounted_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = AUTHORITY.member(ANN, 90 * HOUR, datetime.now(UTC) - 80 * HOUR)
+    for name, content in {"ca.crt": CA.certificate, "tls.crt": pair.certificate, "tls.key": pair.key}.items():
+        (tmp_path / name).touch(mode=0o600)
+        (tmp_path / name).write_bytes(content)
+
+    def refused(channel: object) -> None:
+        raise AssertionError("the server was asked")
+
+    monkeypatch.setattr(enrolling, "EnrolmentStub", refused)
+    Renewal(Access("127.0.0.1:1", tmp_path)).attend()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
