@@ -102,7 +102,7 @@ def _own_engine(cache: Path) -> Iterator[Engine]:
 @contextmanager
 def _cache() -> Iterator[Path]:
     """What is kept between runs; one run at a time has it."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fairfleet-containers"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "fairfleet-containers"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
