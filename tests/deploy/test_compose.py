@@ -220,6 +220,7 @@ def test_what_is_built_is_a_target_of_the_dockerfile_tagged_by_the_version(
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert services[service]["image"] == f"fairfleet-{image}:{version}"
     assert build["args"]["VERSION"] == version
+    assert f"ARG BASE={build['args']['BASE']}\n" in text
     if build["target"] == "client":
         torch = {"client-lite": "none", "client-cuda": "cuda"}[image]
         assert build["args"]["TORCH"] == torch
