@@ -229,7 +229,12 @@ def test_what_is_built_is_a_target_of_the_dockerfile_tagged_by_the_version(
 
 @pytest.mark.parametrize(
     ("image", "target", "torch"),
-    [("server", "server", None), ("client-lite", "client", "none"), ("client", "client", "cpu")],
+    [
+        ("server", "server", None),
+        ("client-lite", "client", "none"),
+        ("client", "client", "cpu"),
+        ("client-cuda", "client", "cuda"),
+    ],
 )
 def test_make_builds_the_images_of_the_version(image: str, target: str, torch: str | None) -> None:
     words = ["make", "--dry-run", "--always-make", f"image-{image}"]
