@@ -93,7 +93,7 @@ def test_the_first_process_passes_signals_on_at_once_and_buries_orphans(docker: 
             return docker.run("exec", container, "sh", "-c", "cat /proc/[0-9]*/stat").splitlines()
 
         until(lambda: not any(") Z " in line for line in processes()), "the orphans to be buried", 10)
-        docker.run("stop", "--time", "60", container)
+        docker.run("stop", "-t", "60", container)
         assert docker.inspect(container)["State"]["ExitCode"] == 128 + signal.SIGTERM
     finally:
         docker.run("rm", "--force", container)
