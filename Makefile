@@ -5,7 +5,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := proto common server client lab
 CODE := proto common server client lab tests benchmarks docker docs k8s
 
-.PHONY: demo test test-slow test-containers lint format proto bench clean
+.PHONY: demo test test-slow test-containers lint format proto bench dist clean \
+	images image-server image-client image-client-lite image-client-cuda
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -35,6 +36,8 @@ lint: .venv/.dev
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy $(SOURCES:%=-p fairfleet.%)
+	$(BIN)/hadolint docker/Dockerfile
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix $(CODE)
@@ -42,6 +45,33 @@ format: .venv/.dev
 
 proto: .venv/.dev  ## generate the protobuf stubs anew from the .proto files
 	$(BIN)/python proto/generate.py
+
+dist: .venv/.dev  ## a wheel and an sdist in dist/, of the version in pyproject.toml
+	rm -rf dist
+	$(BIN)/hatchling build --directory dist
+
+# The images, tagged with the version. BUILD takes more words for `docker build`, such as --platform linux/arm64,
+# --build-arg BASE=… or --secret ….
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+REVISION := $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
+SOURCE := $(shell git remote get-url origin 2>/dev/null | sed -n 's,^https://\(.*@\)*,https://,p')
+BUILD :=
+IMAGE = docker build --file docker/Dockerfile --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
+	--build-arg SOURCE=$(SOURCE) $(BUILD)
+
+images: image-server image-client-lite image-client  ## the three container images
+
+image-server:
+	$(IMAGE) --target server --tag fairfleet-server:$(VERSION) .
+
+image-client-lite:  ## for tasks in numpy
+	$(IMAGE) --target client --build-arg TORCH=none --tag fairfleet-client-lite:$(VERSION) .
+
+image-client:  ## for tasks in torch
+	$(IMAGE) --target client --build-arg TORCH=cpu --tag fairfleet-client:$(VERSION) .
+
+image-client-cuda:  ## for tasks in torch on NVIDIA's cards: several GB, so by itself
+	$(IMAGE) --target client --build-arg TORCH=cuda --tag fairfleet-client-cuda:$(VERSION) .
 
 bench: .venv/.dev
 	$(BIN)/python benchmarks/transport.py --clients 4 --params 1000000 --rounds 20 --json

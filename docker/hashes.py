@@ -4,7 +4,8 @@
 
 The versions are those of constraints.txt; which packages belong to a layer is read from the packages that are
 installed here. pip is asked, without downloading, which wheels it would take on each platform below, and for their
-hashes. PyTorch's own wheel is not among them: docs/supply-chain.md says why, and how it is checked.
+hashes. PyTorch's own wheel is not among them: docs/supply-chain.md says why, and how it is checked. Which version each
+machine gets is copied into docker/torch.txt: a layer so large should not be built again for every other pin.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ MACHINES = ("x86_64", "aarch64")
 MANYLINUX = ("1", "2010", "2014", "_2_17", "_2_24", "_2_26", "_2_27", "_2_28", "_2_34")
 TORCH_NEEDS = ["filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions"]
 HEAD = "# Made by docker/hashes.py for Linux on x86-64 and arm64, Python 3.11 to 3.13. Do not edit.\n"
+HEAD_TORCH = "# Made by docker/hashes.py from constraints.txt. Do not edit.\n"
 
 
 def layers() -> dict[str, list[str]]:
@@ -43,13 +45,26 @@ def layers() -> dict[str, list[str]]:
         "lab": requirements(project, ["lab"]),
         "torch": TORCH_NEEDS,
         "build": told["build-system"]["requires"],
+        "image": ["dumb-init"],
     }
 
 
-def pins() -> dict[str, str]:
+def constraints() -> list[Requirement]:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    found = (line.split("==") for line in lines if line and not line.startswith("#"))
-    return {canonicalize_name(name): version for name, version in found}
+    return [Requirement(words) for line in lines if (words := line.partition("#")[0])]
+
+
+def pins() -> dict[str, str]:
+    """The version of each package that is the same on all machines."""
+    return {
+        canonicalize_name(pin.name): str(pin.specifier).removeprefix("==")
+        for pin in constraints()
+        if pin.marker is None
+    }
+
+
+def torch_pins() -> str:
+    return HEAD_TORCH + "".join(f"{pin}\n" for pin in constraints() if pin.name == "torch")
 
 
 def closure(wanted: Iterable[str]) -> set[str]:
@@ -124,6 +139,7 @@ def main() -> None:
         file = ROOT / "docker" / f"requirements-{name}.txt"
         file.write_text(lines(packages, versions, known), encoding="utf-8")
         print(f"{file.name}: {len(packages)} packages, {sum(len(known[p]) for p in packages)} hashes")
+    (ROOT / "docker" / "torch.txt").write_text(torch_pins(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,21 @@ def test_the_check_asks_where_the_server_was_told_to_listen_and_through_no_proxy
     assert (done.returncode, done.stdout) == (0, "serving\n")
 
 
+def test_the_check_of_a_server_with_tls_that_listens_everywhere_shows_credentials(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container; nobody's certificate is for 0.0.0.0."""
+    pki = fleet.folder / "pki"
+    assert fleet.run("pki", "init", "server", "--pki", str(pki)).returncode == 0
+    fleet.init()
+    fleet.start_server(pki=pki)
+    monkeypatch.setenv("FAIRFLEET_LISTEN", f"0.0.0.0:{fleet.port}")
+    assert fleet.run("health").returncode == 6
+    monkeypatch.setenv("FAIRFLEET_CREDENTIALS", str(pki / "operator.fleet"))
+    done = fleet.run("health")
+    assert (done.returncode, done.stdout) == (0, "serving\n")
+
+
 def test_a_server_that_hangs_is_not_healthy(fleet: Fleet) -> None:
     fleet.init()
     fleet.start_server()

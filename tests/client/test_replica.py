@@ -10,6 +10,7 @@ import pytest
 from fairfleet.client.replica import claim, number_in
 from fairfleet.client.settings import ClientSettings
 from fairfleet.common.errors import BadSettings, StateDirError, UsageError
+from fairfleet.common.provisioning import Fleet
 from fairfleet.common.settings import read_settings
 
 HOLD = """
@@ -76,3 +77,12 @@ def test_the_number_is_put_into_name_and_options(monkeypatch: pytest.MonkeyPatch
 def test_a_number_that_comes_from_nowhere_is_a_mistake_in_the_settings() -> None:
     with pytest.raises(BadSettings, match="set replica to hostname or claim"):
         read_settings(ClientSettings, None, {"task": "a:b", "name": "device-{replica}"})
+
+
+def test_a_replica_without_a_name_takes_that_of_the_credentials_with_its_number(tmp_path: Path) -> None:
+    Fleet(tmp_path, ["server"], "server:8440", "server:8440", ["client-0", "client-1"]).provision()
+    told = {"task": "a:b", "replica": "claim", "credentials": str(tmp_path / "clients" / "client-{replica}.fleet")}
+    settings, access = read_settings(ClientSettings, None, told).numbered(1).identified()
+    assert (settings.name, access.address) == ("client-1", "server:8440")
+    with pytest.raises(UsageError, match="not of --name other"):
+        read_settings(ClientSettings, None, {**told, "name": "other"}).numbered(1).identified()

@@ -5,39 +5,59 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 
+from fairfleet.common.access import Access
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
 from tests.containers.engine import Engine
+from tests.containers.images import VERSION
 from tests.e2e.fleet import OWN_CONNECTION, free_port
-from tests.e2e.scraping import Series, scrape
+from tests.e2e.scraping import PrometheusApi, Series, scrape
 
-SERVICES = ("server", "client")  # and what they depend on: Prometheus' image cannot be had everywhere
+# The graphics card of `gpu-client` is left out: nobody has one where tests run.
+WITHOUT_CARD = "services: {gpu-client: {deploy: {resources: {reservations: !reset null}}}}\n"
 
 
 class Deployment:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine = engine
-        self.port, self.http_port = free_port(), free_port()
+        self.port, self.http_port, self.prometheus_port = free_port(), free_port(), free_port()
+        self.insecure_port = free_port()
         self.project = f"fairfleet-test-{os.getpid()}"
+        self.operator = folder / "operator.fleet"
+        override = folder / "override.yml"
+        override.write_text(WITHOUT_CARD)
         self._variables = {
             "COMPOSE_PROJECT_NAME": self.project,
+            "COMPOSE_FILE": f"docker-compose.yml:{override}",
+            "FAIRFLEET_VERSION": VERSION,
             "FAIRFLEET_PORT": str(self.port),
             "FAIRFLEET_HTTP_PORT": str(self.http_port),
+            "FAIRFLEET_INSECURE_PORT": str(self.insecure_port),
+            "FAIRFLEET_INSECURE_HTTP_PORT": str(free_port()),
+            "PROMETHEUS_PORT": str(self.prometheus_port),
             "FAIRFLEET_ROUNDS": "1000000",
+            "FAIRFLEET_DEVICE": "cpu",
         }
 
     def compose(self, *words: str, seconds: float = 180) -> str:
         return self.engine.run("compose", *words, seconds=seconds, **self._variables)
 
-    def up(self, clients: int) -> None:
-        how = ("--detach", "--wait", "--no-build", "--no-recreate", "--scale", f"client={clients}")
-        self.compose("up", *how, *SERVICES)
+    def up(self, *services: str) -> None:
+        """The services and what they depend on: Grafana's image cannot be had everywhere."""
+        scale = ("--scale", "client=3") if "client" in services else ()
+        self.compose("up", "--detach", "--wait", "--no-build", "--no-recreate", *scale, *services)
+
+    def fetch_operator(self) -> None:
+        self.compose("cp", "server:/pki/operator/operator.fleet", str(self.operator))
 
     # ---- containers ----------------------------------------------------------------------------
 
@@ -68,29 +88,42 @@ class Deployment:
         finally:
             self.engine.run("network", "connect", network, container)
 
+    @contextmanager
+    def device(self, *words: str) -> Iterator[None]:
+        """A process of this machine, outside of all containers, that is told to stop in the end."""
+        with subprocess.Popen([sys.executable, "-m", "fairfleet.common.cli", *words]) as process:
+            try:
+                yield
+            finally:
+                process.terminate()
+                assert process.wait(30) == 0
+
     # ---- what it says, through the published ports ---------------------------------------------
 
     def status(self) -> pb.StatusResponse:
-        with self._channel() as channel:
+        with self.channel() as channel:
             return OperatorStub(channel).Status(pb.StatusRequest(), timeout=10, wait_for_ready=True)
 
     def version(self) -> int:
         return int(self.status().version)
 
     def clients(self) -> dict[str, pb.ClientRecord]:
-        with self._channel() as channel:
+        with self.channel() as channel:
             found = OperatorStub(channel).Clients(pb.ClientsRequest(), timeout=10, wait_for_ready=True)
             return {record.client: record for record in found}
 
     def rounds(self, first: int = 0) -> list[pb.RoundRecord]:
-        with self._channel() as channel:
+        with self.channel() as channel:
             return list(OperatorStub(channel).Rounds(pb.RoundsRequest(first=first), timeout=30, wait_for_ready=True))
 
     def metrics(self) -> dict[Series, float]:
         return scrape(self.http_port)
 
-    def _channel(self) -> grpc.Channel:
-        return grpc.insecure_channel(f"127.0.0.1:{self.port}", OWN_CONNECTION)
+    def prometheus(self) -> PrometheusApi:
+        return PrometheusApi(f"http://127.0.0.1:{self.prometheus_port}")
+
+    def channel(self) -> grpc.Channel:
+        return Access(None, self.operator).channel(OWN_CONNECTION)
 
 
 def took_part(record: pb.RoundRecord) -> set[str]:
@@ -104,12 +137,15 @@ def stood_in(record: pb.RoundRecord) -> set[str]:
 
 
 @contextmanager
-def deployed(engine: Engine, clients: int) -> Iterator[Deployment]:
-    deployment = Deployment(engine)
+def deployed(engine: Engine, folder: Path) -> Iterator[Deployment]:
+    """With three clients and a Prometheus."""
+    deployment = Deployment(engine, folder)
+    everything = ("--profile", "gpu", "--profile", "insecure-demo")
     try:
-        deployment.up(clients)
+        deployment.up("server", "client", "prometheus")
+        deployment.fetch_operator()
         yield deployment
     finally:
         told = engine.attempt("compose", "--project-name", deployment.project, "logs", "--no-color", "--tail", "50")
         print(told.stdout)  # pytest shows it when the test fails
-        deployment.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
+        deployment.compose(*everything, "down", "--volumes", "--remove-orphans", "--timeout", "5")

@@ -46,6 +46,12 @@ class Engine:
             cwd=ROOT, env=self._environment | more, text=True, capture_output=True, timeout=seconds, check=False,
         )  # fmt: skip
 
+    def make(self, folder: Path, *words: str) -> None:
+        """`make <words>` in a folder, for targets that call docker."""
+        command = ["make", "--directory", str(folder), *words]
+        done = subprocess.run(command, env=self._environment, text=True, capture_output=True, timeout=1500, check=False)
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stdout[-3000:]}{done.stderr[-6000:]}"
+
     def inspect(self, *words: str) -> Any:
         return json.loads(self.run("inspect", *words))[0]
 
@@ -102,7 +108,7 @@ def _own_engine(cache: Path) -> Iterator[Engine]:
 @contextmanager
 def _cache() -> Iterator[Path]:
     """What is kept between runs; one run at a time has it."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fairfleet-containers"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "fairfleet-containers"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Builds the three images as anyone would, with this machine's own index, certificate and wheels where it has them."""
+"""Builds the three images by `make`, as anyone would, with this machine's own index, certificate and wheels if any."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from pathlib import Path
 
 from tests.containers.engine import ROOT, Engine
 
-TARGETS = ("server", "client-lite", "client")
+IMAGES = ("server", "client-lite", "client")
+VERSION = "test"  # their tag
 CERTIFICATE = "/run/secrets/ca.pem"  # where the Dockerfile mounts it
 
 
 def build_images(
     engine: Engine,
     base: str,
-    targets: Iterable[str] = TARGETS,
-    suffix: str = "",
+    images: Iterable[str] = IMAGES,
+    version: str = VERSION,
     change: Callable[[Path], None] = lambda folder: None,
 ) -> None:
     """From the files as they are, or as `change` leaves them."""
     with _context() as folder, _pip_secrets(folder.parent) as secrets:
         change(folder)
-        network = ["--network", "host"] if engine.own else []
-        for target in targets:
-            words = ["--file", str(folder / "docker/Dockerfile"), "--target", target]
-            words += ["--tag", f"fairfleet-{target}{suffix}", "--build-arg", f"BASE={base}", *network, *secrets]
-            engine.run("build", "--progress", "plain", *words, str(folder), seconds=1500)
+        words = ["--progress", "plain", "--build-arg", f"BASE={base}", *secrets]
+        if engine.own:
+            words += ["--network", "host"]
+        if any((folder / "docker" / "wheels").glob("*.whl")):
+            words += ["--build-arg", "TORCH_INDEX="]
+        engine.make(folder, *(f"image-{image}" for image in images), f"VERSION={version}", f"BUILD={' '.join(words)}")
 
 
 @contextmanager

@@ -1,21 +1,29 @@
-"""One server and three clients, as `docker compose up` starts them, through all that can befall them."""
+"""One server and three clients with TLS, as `docker compose up` starts them, through all that can befall them."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+from typer.testing import CliRunner
 
+from fairfleet.common.access import Access
+from fairfleet.common.cli import program
+from fairfleet.common.tensors import Model
 from fairfleet.lab import digits
 from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
 from tests.containers.deployment import Deployment, deployed, stood_in, took_part
-from tests.containers.engine import ROOT, Engine
-from tests.e2e.fleet import until
-from tests.e2e.scraping import Prometheus, series
+from tests.containers.engine import Engine
+from tests.containers.images import VERSION
+from tests.e2e.fleet import OWN_CONNECTION, until
+from tests.e2e.scraping import series
 
 pytestmark = [
     pytest.mark.containers,
@@ -26,8 +34,8 @@ EVERYBODY = {"client-0", "client-1", "client-2"}
 
 
 @pytest.fixture(scope="module")
-def fleet(docker: Engine) -> Iterator[Deployment]:
-    with deployed(docker, clients=3) as deployment:
+def fleet(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with deployed(docker, tmp_path_factory.mktemp("deployment")) as deployment:
         yield deployment
 
 
@@ -38,26 +46,31 @@ def wait_for_rounds(fleet: Deployment, count: int) -> int:
     return fleet.version()
 
 
+def wait_for_a_round_with(fleet: Deployment, clients: set[str]) -> None:
+    until(lambda: took_part(fleet.rounds(fleet.version() - 1)[-1]) == clients, f"a round with {sorted(clients)}")
+
+
 def wait_for_a_round_with_everybody(fleet: Deployment) -> None:
-    until(lambda: took_part(fleet.rounds(fleet.version() - 1)[-1]) == EVERYBODY, "a round with all three")
+    wait_for_a_round_with(fleet, EVERYBODY)
 
 
 def test_a_federation_in_containers_goes_on_through_kills_cuts_and_restarts(fleet: Deployment, tmp_path: Path) -> None:
     wait_for_rounds(fleet, 20)
     each_replica_has_an_identity_and_data_of_its_own(fleet)
-    with watched(fleet, tmp_path) as prometheus:
-        a_killed_client_is_stood_in_for_and_comes_back_as_itself(fleet)
-        a_client_that_was_cut_off_comes_back(fleet)
-        the_metrics_tell_the_story(fleet)
-        a_restarted_server_goes_on_where_it_was(fleet)
-        clients_restarted_all_at_once_are_the_same_clients(fleet)
-        wait_for_rounds(fleet, 20)
-        prometheus_saw_it(prometheus, fleet)
+    nobody_gets_in_without_a_certificate_or_does_what_is_not_theirs(fleet, tmp_path)
+    who_runs_is_nobody_and_can_write_nowhere_else(fleet)
+    a_killed_client_is_stood_in_for_and_comes_back_as_itself(fleet)
+    a_client_that_was_cut_off_comes_back(fleet)
+    the_metrics_tell_the_story(fleet)
+    a_restarted_server_goes_on_where_it_was(fleet)
+    clients_restarted_all_at_once_are_the_same_clients(fleet)
+    wait_for_rounds(fleet, 20)
+    prometheus_saw_it(fleet)
+    the_model_serves_everybody(fleet, tmp_path)
+    a_client_with_torch_takes_part_in_the_same_federation(fleet)
+    a_device_from_outside_is_enrolled_where_the_ca_is(fleet, tmp_path)
     who_is_stopped_leaves_and_ends_well(fleet)
-
-
-def watched(fleet: Deployment, folder: Path) -> Prometheus:
-    return Prometheus(ROOT / "deploy" / "prometheus" / "prometheus.yml", fleet.http_port, folder)
+    the_same_without_tls_runs_beside_it(fleet)
 
 
 def each_replica_has_an_identity_and_data_of_its_own(fleet: Deployment) -> None:
@@ -66,6 +79,44 @@ def each_replica_has_an_identity_and_data_of_its_own(fleet: Deployment) -> None:
     shards = list(digits.partition(*digits.images()).values())
     samples = {name: record.train_samples for name, record in fleet.clients().items()}
     assert samples == {f"client-{place}": len(shards[place].train_labels) for place in range(3)}
+
+
+def nobody_gets_in_without_a_certificate_or_does_what_is_not_theirs(fleet: Deployment, folder: Path) -> None:
+    def ask(channel: grpc.Channel) -> grpc.StatusCode:
+        with channel, pytest.raises(grpc.RpcError) as refused:
+            OperatorStub(channel).Status(pb.StatusRequest(), timeout=10)
+        code: grpc.StatusCode = refused.value.code()
+        return code
+
+    address = f"127.0.0.1:{fleet.port}"
+    assert ask(grpc.insecure_channel(address, OWN_CONNECTION)) is grpc.StatusCode.UNAVAILABLE
+    clients = folder / "client-0.fleet"
+    fleet.compose("cp", "client:/pki/clients/client-0.fleet", str(clients))
+    assert ask(Access(address, clients).channel(OWN_CONNECTION)) is grpc.StatusCode.PERMISSION_DENIED
+
+    def secrets(service: str) -> set[str]:
+        return set(fleet.compose("exec", "--no-TTY", service, "find", "/pki", "-type", "f").split())
+
+    own = {f"/pki/server/{name}" for name in ("ca.crt", "server.crt", "server.key")}
+    assert secrets("server") == {*own, "/pki/operator/operator.fleet"}, "and not the CA's key"
+    assert secrets("client") == {f"/pki/clients/client-{number}.fleet" for number in range(100)}
+
+
+def who_runs_is_nobody_and_can_write_nowhere_else(fleet: Deployment) -> None:
+    for service in ("server", "client"):
+        told = fleet.compose("exec", "--no-TTY", service, "cat", "/proc/1/status", "/proc/1/cmdline")
+        assert told.split("Uid:")[1].split()[0] == "10001"
+        assert int(told.split("CapEff:")[1].split()[0], 16) == int(told.split("CapBnd:")[1].split()[0], 16) == 0
+        assert told.split("NoNewPrivs:")[1].split()[0] == "1"
+        assert told.split("\n")[-1].startswith("dumb-init\0")
+        look = (
+            "for f in / /opt/fairfleet /etc /tasks /var/tmp; do touch $f/x 2>/dev/null && echo $f; done; touch /tmp/x"
+        )
+        assert fleet.compose("exec", "--no-TTY", service, "sh", "-c", look) == ""
+        limits = fleet.engine.inspect(fleet.containers(service)[0])["HostConfig"]
+        assert limits["Memory"] > 0
+        assert limits["PidsLimit"] > 0
+        assert limits["RestartPolicy"]["Name"] == "unless-stopped"
 
 
 def a_killed_client_is_stood_in_for_and_comes_back_as_itself(fleet: Deployment) -> None:
@@ -82,7 +133,7 @@ def a_killed_client_is_stood_in_for_and_comes_back_as_itself(fleet: Deployment) 
     wait_for_rounds(fleet, 20)
     assert fleet.metrics()[series("fairfleet_clients", state="gone")] == 1
     fleet.engine.run("rm", killed)
-    fleet.up(3)  # another container in its stead
+    fleet.up("client")  # another container in its stead
     wait_for_a_round_with_everybody(fleet)
     assert fleet.client("client-1") != killed
 
@@ -130,17 +181,50 @@ def clients_restarted_all_at_once_are_the_same_clients(fleet: Deployment) -> Non
     assert set(fleet.clients()) == EVERYBODY, "nobody took a new name"
 
 
-def prometheus_saw_it(prometheus: Prometheus, fleet: Deployment) -> None:
-    """What happened, as an operator finds it afterwards."""
+def prometheus_saw_it(fleet: Deployment) -> None:
+    """What happened, as an operator finds it afterwards; it scrapes every 5 s, over the network of the containers."""
 
     def value(expression: str) -> float:
-        (found,) = prometheus.query(expression).values()
+        (found,) = fleet.prometheus().query(expression).values()
         return found
 
+    until(lambda: fleet.prometheus().query("time() - timestamp(fairfleet_model_version) < 5"), "a fresh scrape")
     assert value('max_over_time(fairfleet_clients{state="gone"}[10m])') >= 1
     assert value('resets(fairfleet_updates_total{outcome="counted"}[10m])') == 1, "the server's restart"
     assert value("min_over_time(fairfleet_model_version[10m])") < value("fairfleet_model_version") <= fleet.version()
     assert value("max_over_time(fairfleet_history_stand_ins_total[10m])") >= 2
+
+
+def the_model_serves_everybody(fleet: Deployment, folder: Path) -> None:
+    """The one that an operator exports from the host, on the clients' own test images."""
+    file = folder / "trained.safetensors"
+    before = fleet.metrics()[series("fairfleet_model_version")]
+    words = ["export", "--credentials", str(fleet.operator), "--output", str(file), "--json"]
+    told = CliRunner().invoke(program("export"), words)
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.output)["version"] >= before
+    model = Model.load(file)[0].named()
+    accuracies = [digits.softmax(str(shard)).evaluate(model).accuracy or 0.0 for shard in range(3)]
+    assert min(accuracies) > 0.8, accuracies
+
+
+def a_client_with_torch_takes_part_in_the_same_federation(fleet: Deployment) -> None:
+    """The service for graphics cards, on the processor."""
+    fleet.engine.run("tag", f"fairfleet-client:{VERSION}", f"fairfleet-client-cuda:{VERSION}")
+    fleet.up("gpu-client")
+    wait_for_a_round_with(fleet, EVERYBODY | {"client-3"})
+    fleet.compose("--profile", "gpu", "stop", "gpu-client")
+
+
+def a_device_from_outside_is_enrolled_where_the_ca_is(fleet: Deployment, folder: Path) -> None:
+    words = ("enroll", "kitchen", "--pki", "/pki/ca", "--address", f"127.0.0.1:{fleet.port}", "--output", "-")
+    file = folder / "kitchen.fleet"
+    with open(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600), "w") as opened:
+        opened.write(fleet.compose("run", "--rm", "--no-TTY", "pki", *words))
+    task = ("--task", "fairfleet.lab.digits:softmax", "--option", "shard=5")
+    with fleet.device("client", "--credentials", str(file), "--state-dir", str(folder / "state"), *task):
+        wait_for_a_round_with(fleet, EVERYBODY | {"kitchen"})
+    assert "everything was there" in fleet.compose("run", "--rm", "--no-TTY", "pki"), "nothing is renewed too early"
 
 
 def who_is_stopped_leaves_and_ends_well(fleet: Deployment) -> None:
@@ -150,3 +234,14 @@ def who_is_stopped_leaves_and_ends_well(fleet: Deployment) -> None:
     assert [fleet.exit_code(client) for client in clients] == [0, 0, 0]
     fleet.compose("stop", "server")
     assert fleet.exit_code(server) == 0
+
+
+def the_same_without_tls_runs_beside_it(fleet: Deployment) -> None:
+    fleet.up("insecure-client")
+    fleet.compose("--profile", "insecure-demo", "exec", "--no-TTY", "insecure-server", "fairfleet", "health")
+    with grpc.insecure_channel(f"127.0.0.1:{fleet.insecure_port}", OWN_CONNECTION) as channel:
+
+        def version() -> int:
+            return int(OperatorStub(channel).Status(pb.StatusRequest(), timeout=10, wait_for_ready=True).version)
+
+        until(lambda: version() > 5, "rounds in the clear")

@@ -18,6 +18,7 @@ from fairfleet.server.settings import ServerSettings
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
 DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
+OF_COMMANDS = {"FAIRFLEET_CREDENTIALS", "FAIRFLEET_SERVER"}  # that `health`, `status`, `watch`, … read beside a server
 
 
 def read_as(kind: type[S], environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> S:
@@ -56,8 +57,9 @@ def compose_services() -> dict[str, dict[str, Any]]:
 
 
 def server_settings(environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> ServerSettings:
-    return read_as(ServerSettings, image_environment("server") | dict(environment), monkeypatch)
+    told = {name: value for name, value in environment.items() if name not in OF_COMMANDS}
+    return read_as(ServerSettings, image_environment("server") | told, monkeypatch)
 
 
 def client_settings(environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> ClientSettings:
-    return read_as(ClientSettings, image_environment("client-lite") | dict(environment), monkeypatch)
+    return read_as(ClientSettings, image_environment("client") | dict(environment), monkeypatch)

@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ import yaml
 from typer.testing import CliRunner
 
 from fairfleet.common.cli import program
+from fairfleet.common.credentials import read_credentials
 from fairfleet.common.errors import BadSettings
+from fairfleet.common.pki_folder import CA, SERVER, SERVER_KEY, PkiFolder
 from fairfleet.lab import digits
 from tests.deploy.settings import (
     DOCKERFILE,
@@ -36,7 +40,7 @@ def published(service: dict[str, Any]) -> dict[int, str]:
 
 
 def mounted(service: dict[str, Any]) -> dict[str, str]:
-    return {volume.split(":")[1]: volume.split(":")[0] for volume in service["volumes"]}
+    return {volume.split(":")[1]: volume.split(":")[0] for volume in service.get("volumes", ())}
 
 
 def test_the_server_listens_where_its_ports_are_published(
@@ -47,7 +51,97 @@ def test_the_server_listens_where_its_ports_are_published(
     assert settings.listen == "0.0.0.0:8440"
     assert (settings.http.host, settings.http_port) == ("0.0.0.0", 8441)
     assert set(ports) == {8440, 8441}
-    assert all(where.startswith("127.0.0.1:") for where in ports.values()), "in the clear: not for other machines"
+
+
+def test_nothing_is_published_beyond_this_machine_unless_asked_for(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        for where in published(service).values() if "ports" in service else ():
+            assert where.startswith("127.0.0.1:"), name
+
+
+@pytest.mark.parametrize("name", ["server", "insecure-server"])
+def test_a_server_has_tls_or_says_that_it_has_none(
+    services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    settings = server_settings(services[name]["environment"], monkeypatch)
+    assert (settings.pki is not None, settings.insecure) == ((True, False) if name == "server" else (False, True))
+    assert services[name].get("profiles") == (None if name == "server" else ["insecure-demo"])
+
+
+def test_both_servers_have_the_same_settings_but_for_transport(services: dict[str, dict[str, Any]]) -> None:
+    one, other = (dict(services[name]["environment"]) for name in ("server", "insecure-server"))
+    differ = {key for key, _ in one.items() ^ other.items()}
+    assert differ == {"FAIRFLEET_PKI", "FAIRFLEET_CREDENTIALS", "FAIRFLEET_SERVER", "FAIRFLEET_INSECURE"}
+
+
+def provisioned(services: dict[str, dict[str, Any]], folder: Path) -> Path:
+    """What the init container makes, by its very command, with `folder` in the place of /pki."""
+    words = services["pki"]["command"].replace("/pki", str(folder)).split()
+    done = CliRunner().invoke(program("pki"), words)
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+def test_everybody_mounts_the_credentials_that_are_theirs_and_nobody_elses(
+    services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = provisioned(services, tmp_path)
+    assert mounted(services["pki"]) == {
+        "/pki/ca": "ca", "/pki/server": "server-pki", "/pki/operator": "operator-pki", "/pki/clients": "client-pki",
+    }  # fmt: skip
+    secret = {"server": {"/pki/server", "/pki/operator"}, "client": {"/pki/clients"}, "gpu-client": {"/pki/clients"}}
+    for name, service in services.items():
+        if name == "pki":
+            continue
+        places = {place for place in mounted(service) if place.startswith("/pki")}
+        assert places == secret.get(name, set()), name
+        for place in places:
+            assert mounted(service)[place] == mounted(services["pki"])[place]
+            assert any(f":{place}:ro" in volume for volume in service["volumes"]), "it only reads them"
+    settings = server_settings(services["server"]["environment"], monkeypatch)
+    assert str(settings.pki) == "/pki/server"
+    assert all((made / "server" / name).exists() for name in (CA, SERVER, SERVER_KEY))
+    operator = made / Path(services["server"]["environment"]["FAIRFLEET_CREDENTIALS"]).relative_to("/pki")
+    assert read_credentials(operator).address == "127.0.0.1:8440", "as it is from the host"
+    server = client_settings(services["client"]["environment"], monkeypatch).server
+    assert server.rpartition(":")[0] in PkiFolder(made / "ca").server_names()
+
+
+@pytest.mark.parametrize("name", ["client", "gpu-client"])
+def test_every_replica_finds_a_certificate_of_its_own(
+    services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    made = provisioned(services, tmp_path)
+    settings = client_settings(services[name]["environment"], monkeypatch)
+    for number in (0, services["client"]["deploy"]["replicas"], digits.SPLITS * len(digits.CLIENTS) - 1):
+        numbered = settings.numbered(number)
+        assert numbered.credentials is not None
+        file = made / numbered.credentials.relative_to("/pki")
+        own, access = numbered.model_copy(update={"credentials": file}).identified()
+        assert (own.name, access.address) == (f"client-{number}", "server:8440")
+
+
+def test_a_client_with_a_graphics_card_trains_the_same_model(services: dict[str, dict[str, Any]]) -> None:
+    """digits' softmax in torch has the tensors of the one in numpy: tests/lab/test_digits.py."""
+    one, other = (services[name]["environment"] for name in ("client", "gpu-client"))
+    assert {key for key, _ in one.items() ^ other.items()} == {"FAIRFLEET_TASK", "FAIRFLEET_DEVICE"}
+    assert other["FAIRFLEET_TASK"] == f"{digits.__name__}:{digits.torch_softmax.__name__}"
+    assert services["gpu-client"]["profiles"] == ["gpu"]
+    (card,) = services["gpu-client"]["deploy"]["resources"]["reservations"]["devices"]
+    assert card["capabilities"] == ["gpu"]
+
+
+def test_every_service_is_hardened_limited_and_comes_back(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        if name in ("pki", "model"):
+            assert "restart" not in service, "they end"
+            assert service["network_mode"] == "none", name
+        else:
+            assert service["restart"] == "unless-stopped", "also after the machine was started again"
+            assert set(service["deploy"]["resources"]["limits"]) >= {"memory", "pids"}, name
 
 
 def test_the_servers_state_and_model_lie_in_volumes(
@@ -71,7 +165,6 @@ def test_the_clients_dial_the_server_and_share_the_folder_in_which_they_claim_th
     assert settings.replica == "claim"
     assert mounted(services["client"])[str(settings.state_dir)] == "clients"
     third = settings.numbered(3)
-    assert third.name == "client-3"
     assert third.options["shard"] == "3"
 
 
@@ -82,9 +175,12 @@ def test_every_replica_by_default_has_a_part_of_the_data_of_its_own(services: di
 
 
 def test_nobody_starts_before_what_it_needs(services: dict[str, dict[str, Any]]) -> None:
-    assert services["server"]["depends_on"]["model"]["condition"] == "service_completed_successfully"
-    for dependent in ("client", "prometheus"):
+    for before in ("pki", "model"):
+        assert services["server"]["depends_on"][before]["condition"] == "service_completed_successfully"
+    for dependent in ("client", "gpu-client", "prometheus"):
         assert services[dependent]["depends_on"]["server"]["condition"] == "service_healthy"
+    assert services["grafana"]["depends_on"]["prometheus"]["condition"] == "service_healthy"
+    assert services["insecure-client"]["depends_on"]["insecure-server"]["condition"] == "service_healthy"
 
 
 def test_prometheus_scrapes_the_port_that_the_server_has(
@@ -108,18 +204,53 @@ def test_grafana_is_given_the_dashboard_and_the_prometheus_that_it_asks(services
     assert {panel["datasource"]["uid"] for panel in dashboard["panels"] if panel["type"] != "row"} == {source["uid"]}
 
 
-@pytest.mark.parametrize("service", ["model", "server", "client"])
-def test_what_is_built_is_a_target_of_the_dockerfile(services: dict[str, dict[str, Any]], service: str) -> None:
-    build = services[service]["build"]
+@pytest.mark.parametrize(
+    ("service", "image"),
+    [
+        ("pki", "client-lite"), ("model", "client-lite"), ("server", "server"), ("client", "client-lite"),
+        ("gpu-client", "client-cuda"), ("insecure-server", "server"), ("insecure-client", "client-lite"),
+    ],
+)  # fmt: skip
+def test_what_is_built_is_a_target_of_the_dockerfile_tagged_by_the_version(
+    services: dict[str, dict[str, Any]], service: str, image: str
+) -> None:
+    build, text = services[service]["build"], DOCKERFILE.read_text()
     assert ROOT / build["dockerfile"] == DOCKERFILE
-    assert f" AS {build['target']}\n" in DOCKERFILE.read_text()
-    assert services[service]["image"] == f"fairfleet-{build['target']}"
+    assert f" AS {build['target']}\n" in text
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert services[service]["image"] == f"fairfleet-{image}:{version}"
+    assert build["args"]["VERSION"] == version
+    assert f"ARG BASE={build['args']['BASE']}\n" in text
+    if build["target"] == "client":
+        torch = {"client-lite": "none", "client-cuda": "cuda"}[image]
+        assert build["args"]["TORCH"] == torch
+        assert f" AS torch-{torch}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("image", "target", "torch"),
+    [
+        ("server", "server", None),
+        ("client-lite", "client", "none"),
+        ("client", "client", "cpu"),
+        ("client-cuda", "client", "cuda"),
+    ],
+)
+def test_make_builds_the_images_of_the_version(image: str, target: str, torch: str | None) -> None:
+    words = ["make", "--dry-run", "--always-make", f"image-{image}"]
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.replace("\\\n", "")
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"--target {target}" in said
+    assert f"--tag fairfleet-{image}:{version} " in said
+    assert f"VERSION={version} " in said
+    assert re.search(r"REVISION=[0-9a-f]{40}", said) or not (ROOT / ".git").exists()
+    assert (f"--build-arg TORCH={torch}" in said) is (torch is not None)
 
 
 def test_the_images_commands_are_commands_of_the_program(services: dict[str, dict[str, Any]]) -> None:
     commands = re.findall(r'^CMD \["(\w+)"\]', DOCKERFILE.read_text(), re.MULTILINE)
     checks = re.findall(r'CMD \["fairfleet", "(\w+)"\]', DOCKERFILE.read_text())
-    assert (commands, checks) == (["server", "client", "client"], ["health"])
+    assert (commands, checks) == (["server", "client"], ["health"])
     for command in {*commands, *checks, services["model"]["command"][0]}:
         assert CliRunner().invoke(program(command), [command, "--help"]).exit_code == 0
 

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from tests.deploy.settings import ROOT
 
 FOLDER = ROOT / "docker"
-LAYERS = ("build", "core", "lab", "server", "torch")
+LAYERS = ("build", "core", "image", "lab", "server", "torch")
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +57,25 @@ def test_every_installation_in_the_images_checks_hashes_but_pytorchs_without_one
     installs = re.findall(r"pip --python \S+ install [^&;\n]*", text)
     from_index = [words for words in installs if "--no-index" not in words]
     unchecked = [words for words in from_index if "--require-hashes" not in words]
-    assert len(from_index) == 7
-    assert len(unchecked) == 1
-    assert unchecked[0].rstrip().endswith('"$torch"')
+    assert len(from_index) == 8
+    assert len(unchecked) == 2
+    assert all(words.split()[-2:] == ["-r", "/tmp/torch.txt"] for words in unchecked)
+    assert "--hash=sha256:$TORCH_SHA256" in text
     assert not re.search(r"pip wheel|pip install", text), "each goes into the environment, and with hashes"
     for layer in LAYERS:
-        assert f"-r requirements-{layer}.txt" in text
+        assert f"source=docker/requirements-{layer}.txt" in text
+
+
+def test_the_images_pytorch_is_that_of_the_constraints_on_every_machine(hashes: ModuleType) -> None:
+    """If this fails after a change of constraints.txt: run docker/hashes.py."""
+    assert (FOLDER / "torch.txt").read_text() == hashes.torch_pins()
+    pins = [Requirement(line) for line in hashes.torch_pins().splitlines() if not line.startswith("#")]
+
+    def version(machine: str) -> list[str]:
+        return [str(pin.specifier) for pin in pins if pin.marker and pin.marker.evaluate({"platform_machine": machine})]
+
+    assert version("x86_64") == version("arm64") == ["==2.13.0"]
+    assert version("aarch64") == ["==2.8.0"], "newer ones there need the libraries of CUDA"
 
 
 def test_what_pytorch_needs_is_what_the_layer_before_it_has(hashes: ModuleType) -> None:

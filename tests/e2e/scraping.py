@@ -42,7 +42,20 @@ def series(name: str, **labels: str) -> Series:
     return name, tuple(sorted(labels.items()))
 
 
-class Prometheus:
+class PrometheusApi:
+    """Of one that runs."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query(self, expression: str) -> dict[Series, float]:
+        _, text = get(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}")
+        answer: dict[str, Any] = json.loads(text)
+        assert answer["status"] == "success", text
+        return {_series_of(found["metric"]): float(found["value"][1]) for found in answer["data"]["result"]}
+
+
+class Prometheus(PrometheusApi):
     """Debian's, with a configuration of ours whose targets are replaced by one on this machine."""
 
     def __init__(self, config: Path, target_port: int, folder: Path) -> None:
@@ -53,7 +66,7 @@ class Prometheus:
             job["static_configs"] = [{"targets": [f"127.0.0.1:{target_port}"]}]
         file = folder / "prometheus.yml"
         file.write_text(yaml.safe_dump(told))
-        self.url = f"http://127.0.0.1:{free_port()}"
+        super().__init__(f"http://127.0.0.1:{free_port()}")
         with (folder / "prometheus.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -76,12 +89,6 @@ class Prometheus:
             return get(f"{self.url}/-/ready")[0] == HTTPStatus.OK
         except OSError:
             return False
-
-    def query(self, expression: str) -> dict[Series, float]:
-        _, text = get(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}")
-        answer: dict[str, Any] = json.loads(text)
-        assert answer["status"] == "success", text
-        return {_series_of(found["metric"]): float(found["value"][1]) for found in answer["data"]["result"]}
 
 
 def _series_of(metric: dict[str, str]) -> Series:

@@ -125,13 +125,24 @@ def test_a_fleet_of_more_than_ten_takes_further_splits_of_the_same_images(tmp_pa
     assert made.train_samples == read.train_samples == len(eleventh.train_labels)
 
 
-@pytest.mark.parametrize("factory", ["softmax", "torch_mlp"])
-def test_both_tasks_load_from_the_command_line_and_learn(factory: str, folder: Path) -> None:
+@pytest.mark.parametrize("factory", ["softmax", "torch_softmax", "torch_mlp"])
+def test_the_tasks_load_from_the_command_line_and_learn(factory: str, folder: Path) -> None:
     task = load_task(f"fairfleet.lab.digits:{factory}", {"shard": "3", "data": str(folder)})
     received = task.initial_model().named()
     trained = task.train(received, Job(Plan(epochs=60)))
     assert trained.report.loss_after < 0.5 * trained.report.loss_before
     assert (task.evaluate(trained.arrays).accuracy or 0.0) > 0.6  # 82 images taught it
+
+
+def test_softmax_in_torch_is_softmax_in_numpy(folder: Path) -> None:
+    """So a client with a GPU and one without torch train one model."""
+    one, other = digits.softmax("3", data=str(folder)), digits.torch_softmax("3", data=str(folder))
+    assert one.initial_model().signature == other.initial_model().signature
+    zero, job = one.initial_model().named(), Job(Plan(steps=10, batch_size=32, learning_rate=0.1))
+    found, expected = other.train(zero, job), one.train(zero, job)
+    for name, array in expected.arrays.items():
+        np.testing.assert_allclose(found.arrays[name], array, rtol=1e-4, atol=1e-6)
+    assert found.report.loss_after == pytest.approx(expected.report.loss_after, rel=1e-5)
 
 
 def fedavg(tasks: Mapping[str, Task], plan: Plan, rounds: int) -> Model:

@@ -77,9 +77,11 @@ def client(
     given = {key: value for key, value in flags.items() if value is not None}
     if option:
         given["options"] = dict(_pair(text) for text in option)
-    with _numbered(read_settings(ClientSettings, config, given)) as numbered:
+    with _numbered(read_settings(ClientSettings, config, given)) as (numbered, replica):
         settings, access = numbered.identified()
         logs.say_always(client=settings.name)
+        if replica is not None:
+            log.info("this is replica %d: %s", replica, settings.name)
         folder = settings.state_dir / settings.name
         willing = Willing([condition(text) for text in settings.when], settings.when_seconds)
         made, least_noise = _task(settings), settings.least_noise
@@ -128,15 +130,13 @@ def init(
 
 
 @contextlib.contextmanager
-def _numbered(settings: ClientSettings) -> Iterator[ClientSettings]:
+def _numbered(settings: ClientSettings) -> Iterator[tuple[ClientSettings, int | None]]:
     """With this replica's number, where it is one of several; a claimed one is ours until the end."""
     if settings.replica is None:
-        yield settings
+        yield settings, None
         return
     with number_of(settings.replica, settings.state_dir) as number:
-        numbered = settings.numbered(number)
-        log.info("this is replica %d: %s", number, numbered.name)
-        yield numbered
+        yield settings.numbered(number), number
 
 
 def _task(settings: ClientSettings) -> Task:

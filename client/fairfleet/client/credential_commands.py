@@ -12,6 +12,7 @@ from fairfleet.client.enrolling import enrol
 from fairfleet.client.enrolling import renew as renew_over_network
 from fairfleet.client.operator_commands import Credentials as CredentialsOption
 from fairfleet.client.operator_commands import Insecure, Server, linked
+from fairfleet.client.replica import MARK
 from fairfleet.client.settings import host_and_port
 from fairfleet.common.addresses import with_port
 from fairfleet.common.certificates import fingerprint
@@ -21,16 +22,19 @@ from fairfleet.common.enrolment_token import EnrolmentToken, read_token
 from fairfleet.common.errors import UsageError
 from fairfleet.common.identity import Identity, Role, is_name
 from fairfleet.common.pki_folder import CA, PkiFolder
+from fairfleet.common.provisioning import Fleet
 
 PORT = 8440
 FOLDER = Path("fairfleet-pki")
+SHOWN = 6  # files that are named one by one
+STANDARD_OUTPUT = Path("-")
 
 Pki = Annotated[Path, typer.Option("--pki", help="The folder of `fairfleet pki init`.")]
 Ttl = Annotated[str, typer.Option(help="For how long it is valid, for example 90d or 12h.")]
 Names = Annotated[list[str], typer.Argument(help="DNS names and IP addresses that clients call the server by.")]
 MaybeNames = Annotated[list[str] | None, typer.Argument(help="Other names than before.")]
 Address = Annotated[str | None, typer.Option(help="host:port of the server, as clients reach it.")]
-Output = Annotated[Path | None, typer.Option("--output", help="The file to write; default: NAME.fleet here.")]
+Output = Annotated[Path | None, typer.Option("--output", help="The file to write, or -; default: NAME.fleet here.")]
 
 pki_app = typer.Typer(
     no_args_is_help=True, help="The certificate authority of a federation, and its server's certificate."
@@ -87,6 +91,40 @@ def pki_renew(
     print(f"{pki}: a new certificate for {', '.join(told)}; a server that reads this folder uses it from now on")
 
 
+@pki_app.command("provision")
+def pki_provision(
+    folder: Annotated[Path, typer.Argument(help="Gets the folders ca, server, operator and clients.")],
+    names: Names,
+    address: Annotated[str, typer.Option(help="host:port of the server, as clients reach it.")],
+    operator_address: Annotated[str | None, typer.Option(help="As operators reach it, if not the same.")] = None,
+    clients: Annotated[int, typer.Option(min=0, max=100_000, help="How many clients.")] = 10,
+    client_name: Annotated[str, typer.Option(help=f"{MARK} becomes 0, 1, …")] = f"client-{MARK}",
+) -> None:
+    """Make the credentials of a whole fleet, or renew them, each in the folder of whoever needs it.
+
+    For init containers: run it before every start. What is there and good for long is left alone.
+
+    Example:
+
+      fairfleet pki provision /pki server --address server:8440 --clients 100
+    """
+    each = [client_name.replace(MARK, str(number)) for number in range(clients)]
+    if len({_identity(Role.CLIENT, name) for name in each}) < clients:
+        raise UsageError(f"--client-name {client_name!r} is the same for all: put {MARK} where the number belongs")
+    made = Fleet(folder, names, _address(address), _address(operator_address or address), each).provision()
+    print(f"{folder}: {_counted(made)}; {clients} clients at {address}, server for {', '.join(names)}")
+
+
+def _counted(made: list[str]) -> str:
+    if not made:
+        return "everything was there"
+    return (
+        f"made {', '.join(made)}"
+        if len(made) <= SHOWN
+        else f"made {', '.join(made[:SHOWN])} and {len(made) - SHOWN} more"
+    )
+
+
 def enroll(
     name: Annotated[str | None, typer.Argument(help="The client's name. Left out with --token.")] = None,
     ttl: Ttl = "90d",
@@ -110,6 +148,8 @@ def enroll(
       fairfleet enroll kitchen-camera --ttl 30d --address fleet.example:8440
 
       fairfleet enroll --token fft1.eyJ…
+
+      (umask 077; docker compose run --rm pki enroll kitchen-camera --pki /pki/ca --output - > kitchen-camera.fleet)
     """
     if token is not None:
         if name is not None or operator:
@@ -123,6 +163,9 @@ def enroll(
         who = _identity(Role.OPERATOR if operator else Role.CLIENT, name)
         file = _new_file(output, name)
         made = PkiFolder(pki).enroll(who, duration(ttl), _address(address) if address else None)
+    if file == STANDARD_OUTPUT:
+        sys.stdout.write(made.text())
+        return
     made.save(file)
     _say(made, file)
 

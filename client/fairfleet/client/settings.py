@@ -95,7 +95,9 @@ class ClientSettings(Settings):
     def numbered(self, number: int) -> ClientSettings:
         """With the replica's number put in."""
         options = {key: value.replace(MARK, str(number)) for key, value in self.options.items()}
-        update: dict[str, object] = {"name": self.name.replace(MARK, str(number)), "options": options}
+        update: dict[str, object] = {"options": options}
+        if MARK in self.name:  # else it may be a default, and the credentials have one
+            update["name"] = self.name.replace(MARK, str(number))
         if self.credentials:
             update["credentials"] = Path(str(self.credentials).replace(MARK, str(number)))
         return self.model_copy(update=update)

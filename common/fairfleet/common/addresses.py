@@ -40,6 +40,17 @@ def is_loopback(address: str) -> bool:
         return host.lower() == "localhost"
 
 
+def dialled(listen: str) -> str:
+    """Where to call a server on this machine that listens there: no certificate is for "everywhere".
+
+    >>> dialled("0.0.0.0:8440"), dialled("[::]:8440"), dialled("10.0.0.5:8440")
+    ('127.0.0.1:8440', '[::1]:8440', '10.0.0.5:8440')
+    """
+    everywhere = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+    host, _, port = listen.rpartition(":")
+    return f"{everywhere.get(host, host)}:{port}"
+
+
 def leads_here(address: str) -> bool:
     """Where a call to it ends on this machine: a server that listens everywhere is called so, too."""
     return is_loopback(address) or host_of(address) in ("0.0.0.0", "::")

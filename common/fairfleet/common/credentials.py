@@ -42,10 +42,13 @@ class Credentials:
         said = certified(certificate)
         return cls(said.identity, said.ends, address, ca, certificate, key)
 
-    def save(self, path: Path) -> None:
+    def text(self) -> str:
         parts = {"ca": self.ca, "certificate": self.certificate, "key": self.key}
         told = {"format": FORMAT, "address": self.address} | {name: part.decode() for name, part in parts.items()}
-        write_private(path, json.dumps(told, indent=1).encode() + b"\n")
+        return json.dumps(told, indent=1) + "\n"
+
+    def save(self, path: Path) -> None:
+        write_private(path, self.text().encode())
 
 
 def read_credentials(path: Path) -> Credentials:

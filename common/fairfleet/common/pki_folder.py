@@ -38,7 +38,7 @@ class PkiFolder:
             )
         made = new_authority(f"FairFleet CA of {names[0]}"[:64], ca_ttl)
         server = Authority.of(made).server(
-            _with_here(names), server_ttl
+            with_here(names), server_ttl
         )  # before anything is written: names may be wrong
         make_private_folder(self.path)
         write_private(self.path / CA_KEY, made.key)
@@ -48,7 +48,7 @@ class PkiFolder:
 
     def renew_server(self, names: Sequence[str], ttl: timedelta) -> list[str]:
         """A new certificate for the server, for the same names if none are given; a running server takes it up."""
-        names = _with_here(names) if names else self.server_names()
+        names = with_here(names) if names else self.server_names()
         self._write_server(self.authority().server(names, ttl))
         return list(names)
 
@@ -83,5 +83,5 @@ class PkiFolder:
             ) from error
 
 
-def _with_here(names: Sequence[str]) -> list[str]:
+def with_here(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys((*names, *HERE)))

@@ -126,6 +126,23 @@ def softmax(shard: str, data: str | None = None) -> Task:
     return SoftmaxTask((own.train_images, own.train_labels), test=(own.test_images, own.test_labels), classes=CLASSES)
 
 
+def torch_softmax(shard: str, data: str | None = None) -> Task:
+    """`softmax` in torch: the same tensors, so that clients with a GPU and clients without torch train one model."""
+    from collections import OrderedDict
+
+    from torch import nn
+
+    from fairfleet.client.torch import TorchTask
+
+    own = _shard_for(shard, data)
+    return TorchTask(
+        lambda: nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(64, CLASSES))),
+        train=(own.train_images, own.train_labels),
+        test=(own.test_images, own.test_labels),
+        loss=nn.functional.cross_entropy,
+    )
+
+
 def torch_mlp(shard: str, data: str | None = None) -> Task:
     """`--task fairfleet.lab.digits:torch_mlp --option shard=3`: one hidden layer, in torch."""
     import torch

@@ -10,6 +10,7 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fairfleet.common.access import Access
+from fairfleet.common.addresses import dialled
 from fairfleet.common.errors import Unreachable
 
 DIRECT = (("grpc.enable_http_proxy", 0),)  # a proxy that the environment names would answer for the server
@@ -33,6 +34,7 @@ def health(
 
       fairfleet health --server 127.0.0.1:8440
     """
+    server = dialled(server)
     with Access(server, credentials, insecure).channel(DIRECT) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
