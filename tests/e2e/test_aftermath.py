@@ -12,7 +12,7 @@ from tests.e2e.scraping import scrape, series
 
 
 def told(fleet: Fleet) -> list[dict[str, Any]]:
-    done = fleet.run("rounds", "--json", "--server", fleet.address)
+    done = fleet.run("rounds", "--json", "--last", "10000", "--server", fleet.address)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
