@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fairfleet.client import conditions
 from fairfleet.client.conditions import Idle, condition, on_mains, on_unmetered_network
 from fairfleet.client.settings import ClientSettings
 from fairfleet.client.willing import Willing
-from fairfleet.common.errors import UsageError
+from fairfleet.common.errors import BadSettings, UsageError
 from fairfleet.common.settings import read_settings
 from tests.e2e.fleet import until
 
@@ -49,8 +50,10 @@ def test_a_battery_is_spared_while_nothing_charges_it(tmp_path: Path, status: st
 
 
 def test_the_battery_of_a_mouse_is_not_the_boards(tmp_path: Path) -> None:
-    supply(tmp_path, "hid-mouse", type="Battery", scope="Device", status="Discharging")
+    supply(tmp_path, "hid-mouse", type="Battery", scope="Device", status="Discharging", online="1")
     assert on_mains(tmp_path) == ""
+    supply(tmp_path, "BAT0", type="Battery", status="Discharging")
+    assert on_mains(tmp_path) == "on battery (discharging)"
 
 
 # ---- unmetered -------------------------------------------------------------------------------
@@ -120,6 +123,43 @@ def test_a_commands_exit_code_decides_and_its_last_line_says_why(monkeypatch: py
     assert "did not end within" in condition("run=exec sleep 60")()
 
 
+def test_a_command_that_hangs_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditions, "COMMAND_SECONDS", 1.0)
+    noted = tmp_path / "pid"
+    assert "did not end within" in condition(f"run=(echo $$ > {noted}; sleep 60) | cat; false")()
+    group = int(noted.read_text())
+    until(lambda: not _alive(group), "its end")
+
+
+def _alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_condition_that_hangs_or_ends_its_thread_is_a_no() -> None:
+    answers, hangs = ["", ""], threading.Event()
+
+    def hanging() -> str:
+        if answers:
+            return answers.pop()
+        hangs.wait(30)
+        return ""
+
+    willing = Willing([hanging], every_seconds=0.01, patience_seconds=2.0)
+    assert willing.why_not == ""
+    until(lambda: willing.why_not == "a condition does not answer", "a no")
+    hangs.set()
+    until(lambda: willing.why_not == "", "a yes")
+
+    def exits() -> str:
+        raise SystemExit("enough")
+
+    assert "SystemExit: enough" in Willing([exits]).why_not
+
+
 def test_a_function_says_true_or_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "at_night.py").write_text(
         "def yes(): return True\ndef no(): return False\ndef why(): return 'it is day'\ndef nothing(): pass\nfour = 4\n"
@@ -129,7 +169,8 @@ def test_a_function_says_true_or_why_not(tmp_path: Path, monkeypatch: pytest.Mon
     assert condition("at_night:no")() == "at_night:no says no"
     assert condition("at_night:why")() == "it is day"
     assert condition("at_night:nothing")() == "at_night:nothing says no"
-    for wrong in ("at_night:four", "at_night:missing", "no_such_module:f"):
+    (tmp_path / "broken_module.py").write_text("def (")
+    for wrong in ("at_night:four", "at_night:missing", "no_such_module:f", "broken_module:f", "..x:y"):
         with pytest.raises(UsageError, match=wrong):
             condition(wrong)
     sys.modules.pop("at_night", None)
@@ -168,3 +209,10 @@ def test_when_can_be_given_in_the_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("FAIRFLEET_WHEN", '["mains", "idle=40"]')
     settings = read_settings(ClientSettings, None, {"task": "a:b"})
     assert settings.when == ("mains", "idle=40")
+
+
+@pytest.mark.parametrize("wrong", ["idle", "mains,idle", ""])
+def test_a_variable_that_is_no_list_is_said_with_its_name(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("FAIRFLEET_WHEN", wrong)
+    with pytest.raises(BadSettings, match=r'"when".*a list is JSON'):
+        read_settings(ClientSettings, None, {"task": "a:b"})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import stat
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -182,3 +184,25 @@ def test_a_file_can_be_written_to_standard_output(tmp_path: Path) -> None:
     file.write_text(told)
     found = read_credentials(file)
     assert (str(found.identity), found.address) == ("client kitchen", "fleet.example:1")
+
+
+def test_two_at_once_make_one_authority(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fairfleet.common.cli", "pki", "provision", str(tmp_path), "server"]
+    command += ["--address", "server:8440", "--operator-address", "127.0.0.1:8440", "--clients", "3"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    ends = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0, 0], ends
+    assert is_whole(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", ["a.example,b.example", "bad name!", "", "-x", "a..b", "x" * 64])
+def test_a_name_that_is_none_is_refused_and_nothing_is_made(tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(UsageError, match="neither a DNS name nor an IP address"):
+        fleet(tmp_path, names=["server", wrong]).provision()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_address_may_be_written_in_several_ways(tmp_path: Path) -> None:
+    names = ["server", "*.fleet.example", "2001:DB8:0::1"]
+    assert fleet(tmp_path, names=names).provision()
+    assert fleet(tmp_path, names=names).provision() == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -99,7 +100,9 @@ def on_mains(supplies: Path = SUPPLIES) -> str:
     """A board without a battery is on mains; one with a battery, while it is not drained."""
     batteries = []
     for supply in sorted(supplies.glob("*")):
-        if _word(supply, "type") == "Battery" and _word(supply, "scope") != "Device":  # that would be a mouse's
+        if _word(supply, "scope") == "Device":  # a mouse's, which is always online
+            continue
+        if _word(supply, "type") == "Battery":
             batteries.append(_word(supply, "status"))
         elif _word(supply, "online") == "1":
             return ""
@@ -126,16 +129,19 @@ def on_unmetered_network() -> str:
 
 
 def _run(command: str) -> str:
-    try:
-        done = subprocess.run(
-            command, shell=True, capture_output=True, text=True, errors="replace", timeout=COMMAND_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"{short(command)} did not end within {COMMAND_SECONDS:g} s"
-    if done.returncode == 0:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, shell=True, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=COMMAND_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the shell, and what it has started
+            return f"{short(command)} did not end within {COMMAND_SECONDS:g} s"
+    if process.returncode == 0:
         return ""
-    said = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    return short(said[-1], 160) if said else f"{short(command)} ended with {done.returncode}"
+    said = (out.strip() or errors.strip()).splitlines()
+    return short(said[-1], 160) if said else f"{short(command)} ended with {process.returncode}"
 
 
 def _imported(text: str) -> Condition:
@@ -143,8 +149,8 @@ def _imported(text: str) -> Condition:
     sys.path.insert(0, os.getcwd())  # where tasks are found, too
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"--when {text}: {error}") from error
+    except Exception as error:  # the module is a stranger's code
+        raise UsageError(f"--when {text}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(os.getcwd())
     if not callable(found):

@@ -7,6 +7,7 @@ names its identity as a URI, `fairfleet://client/NAME`.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,7 @@ from fairfleet.common.errors import BadRequest, UsageError
 from fairfleet.common.identity import NOBODY, Identity, identity_of
 
 CLIENT_TTL = timedelta(days=90)
+DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*")
 SERVER_TTL = timedelta(days=365)
 CA_TTL = timedelta(days=3650)
 BACKDATED = timedelta(hours=1)  # a device whose clock is a little behind must not find its certificate in the future
@@ -137,15 +139,23 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _general_name(name: str) -> x509.GeneralName:
+def checked_name(name: str) -> str:
+    """What a server may be called by, as certificates write it; commas and spaces are a list, not a name."""
     try:
-        return x509.IPAddress(ipaddress.ip_address(name))
+        return str(ipaddress.ip_address(name))
     except ValueError:
         pass
+    if len(name) > 253 or not DNS_NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is neither a DNS name nor an IP address; several names are several words")
+    return name
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    checked = checked_name(name)
     try:
-        return x509.DNSName(name)
-    except ValueError as error:
-        raise UsageError(f"{name!r} is neither a DNS name nor an IP address: {error}") from None
+        return x509.IPAddress(ipaddress.ip_address(checked))
+    except ValueError:
+        return x509.DNSName(checked)
 
 
 # ---- requests: a device makes its own key, and asks for a certificate --------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from fairfleet.common.certificates import Authority, Pair, load_certificate, new_authority
+from fairfleet.common.certificates import Authority, Pair, checked_name, load_certificate, new_authority
 from fairfleet.common.credentials import Credentials
 from fairfleet.common.errors import UsageError
 from fairfleet.common.identity import Identity
@@ -84,4 +84,4 @@ class PkiFolder:
 
 
 def with_here(names: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys((*names, *HERE)))
+    return list(dict.fromkeys(map(checked_name, (*names, *HERE))))

@@ -11,7 +11,10 @@ left alone: it can run before every start, and die at any instant.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -38,12 +41,14 @@ class Fleet:
 
     def provision(self) -> list[str]:
         """What was made, or made anew."""
-        self._authority()
-        self._server()
-        self._member(Identity(Role.OPERATOR, OPERATOR), self.operator_address, self._folder("operator"))
-        folder = self._folder("clients")
-        for name in self.clients:
-            self._member(Identity(Role.CLIENT, name), self.address, folder)
+        with_here(self.names)  # refused before anything is made
+        with _alone_in(self._folder("ca")):
+            self._authority()
+            self._server()
+            self._member(Identity(Role.OPERATOR, OPERATOR), self.operator_address, self._folder("operator"))
+            folder = self._folder("clients")
+            for name in self.clients:
+                self._member(Identity(Role.CLIENT, name), self.address, folder)
         return self.made
 
     @property
@@ -104,6 +109,17 @@ class Fleet:
         folder = self.folder / name
         make_private_folder(folder)
         return folder
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Others wait: two at once would make two CAs, each with half of the other's files."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _soon(ends: datetime, ttl: timedelta) -> bool:

@@ -13,6 +13,7 @@ from pydantic_settings import (
     InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from fairfleet.common.errors import BadSettings, UsageError
@@ -50,7 +51,10 @@ M = TypeVar("M", bound=BaseModel)
 def read_settings(kind: type[S], file: Path | None, flags: dict[str, Any]) -> S:
     """`flags` holds what was given on the command line; keys may be dotted paths (`plan.learning_rate`)."""
     values = _read_yaml(file) if file else {}
-    _merge(values, EnvSettingsSource(kind)())
+    try:
+        _merge(values, EnvSettingsSource(kind)())
+    except SettingsError as error:
+        raise BadSettings(f'{error}. In a variable, a list is JSON: {PREFIX}WHEN=\'["mains", "idle"]\'') from None
     _merge(values, _nested(flags))
     try:
         return kind(**InitSettingsSource(kind, values)())
