@@ -176,6 +176,7 @@ def a_restarted_server_goes_on_where_it_was(fleet: Deployment) -> None:
 
 def clients_restarted_all_at_once_are_the_same_clients(fleet: Deployment) -> None:
     fleet.compose("restart", "client")
+    wait_for_rounds(fleet, 1)  # the newest before had everybody, too
     wait_for_a_round_with_everybody(fleet)
     assert {fleet.name_of(container) for container in fleet.containers("client")} == EVERYBODY
     assert set(fleet.clients()) == EVERYBODY, "nobody took a new name"
