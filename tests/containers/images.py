@@ -31,8 +31,6 @@ def build_images(
         words = ["--progress", "plain", "--build-arg", f"BASE={base}", *secrets]
         if engine.own:
             words += ["--network", "host"]
-        if any((folder / "docker" / "wheels").glob("*.whl")):
-            words += ["--build-arg", "TORCH_INDEX="]
         engine.make(folder, *(f"image-{image}" for image in images), f"VERSION={version}", f"BUILD={' '.join(words)}")
 
 
