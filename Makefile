@@ -24,10 +24,10 @@ demo: .venv/.demo  ## a real server and ten real clients train together, about a
 	$(BIN)/fairfleet demo
 
 test: .venv/.dev  ## the tests, under ten minutes on two cores
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not containers'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not containers'
 
 test-slow: .venv/.dev  ## the tests that take minutes
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
+	$(BIN)/pytest -n 2 --dist loadfile -m slow
 
 test-containers: .venv/.dev  ## builds the images and runs the compose federation; skipped where no engine can run
 	$(BIN)/pytest -m containers tests/containers
