@@ -48,6 +48,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SEC
 
 class Fleet:
     def __init__(self, folder: Path) -> None:
+        self._started: list[subprocess.Popen[str]] = []
         self.folder = folder
         self.state = folder / "state"
         self.port = free_port()
@@ -106,7 +107,9 @@ class Fleet:
         file = open(self.folder / log, "a")  # noqa: SIM115  # the process keeps it
         env = os.environ | self.environment | (environment or {})
         command = [*self.prefix(log.removesuffix(".log")), *self.program, *words]
-        return subprocess.Popen(command, cwd=HERE, text=True, stdout=subprocess.PIPE, stderr=file, env=env)
+        process = subprocess.Popen(command, cwd=HERE, text=True, stdout=subprocess.PIPE, stderr=file, env=env)
+        self._started.append(process)
+        return process
 
     def prefix(self, name: str) -> list[str]:
         """What stands before a process's command: here nothing."""
@@ -144,6 +147,9 @@ class Fleet:
             if process is not None and process.poll() is None:
                 process.kill()
                 process.wait(10)
+        for process in self._started:  # also those that a test has killed or replaced: their pipes are still open
+            if process.stdout is not None:
+                process.stdout.close()
 
     def log(self, name: str) -> str:
         return (self.folder / name).read_text()
