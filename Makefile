@@ -20,6 +20,12 @@ CODE := proto common server client lab tests benchmarks docker docs k8s
 	$(PIP) -e '.[dev]'
 	@touch $@ .venv/.demo
 
+# The linter of the manifests wants other versions than we do, so it has an environment of its own.
+.checkov/.installed: k8s/checkov.txt
+	$(PYTHON) -m venv .checkov
+	.checkov/bin/pip install --quiet --disable-pip-version-check -c k8s/checkov.txt checkov
+	@touch $@
+
 demo: .venv/.demo  ## a real server and ten real clients train together, about a minute
 	$(BIN)/fairfleet demo
 
@@ -32,12 +38,13 @@ test-slow: .venv/.dev  ## the tests that take minutes
 test-containers: .venv/.dev  ## builds the images and runs the compose federation; skipped where no engine can run
 	$(BIN)/pytest -m containers tests/containers
 
-lint: .venv/.dev
+lint: .venv/.dev .checkov/.installed  ## Python, Dockerfile, compose file and manifests; needs kubectl
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy $(SOURCES:%=-p fairfleet.%)
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
+	$(BIN)/python k8s/lint.py .checkov/bin/checkov
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix $(CODE)
@@ -82,4 +89,4 @@ bench: .venv/.dev
 	$(BIN)/python benchmarks/telemetry.py --json
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf .venv .checkov .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

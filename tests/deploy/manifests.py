@@ -1,14 +1,10 @@
-"""What a cluster would be told: the overlays of k8s/, as kubectl builds them."""
+"""The builds of k8s/, taken apart."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,12 +12,11 @@ import yaml
 
 from tests.deploy.settings import ROOT
 
+sys.path.insert(0, str(ROOT / "k8s"))
+from builds import BUILDS, OTHER, NoKubectl, build
+
+__all__ = ["BUILDS", "K8S", "OTHER", "Manifest", "Manifests", "built"]
 K8S = ROOT / "k8s"
-OVERLAYS = ("local", "production", "gpu")
-# The components that no overlay has, put together as docs/kubernetes.md says.
-OTHER = "cert-manager"
-OTHER_COMPONENTS = ("cert-manager", "monitoring", "ingress")
-BUILDS = (*OVERLAYS, OTHER)
 Manifest = dict[str, Any]
 
 
@@ -59,23 +54,8 @@ class Manifests(list[Manifest]):
 
 
 @cache
-def built(overlay: str) -> Manifests:
-    if not shutil.which("kubectl"):
-        pytest.skip("no kubectl here")
-    if overlay in OVERLAYS:
-        return _build(K8S / "overlays" / overlay)
-    with TemporaryDirectory() as folder:
-        beside = os.path.relpath(K8S, os.path.realpath(folder))
-        kustomization = {
-            "namespace": "fairfleet",
-            "resources": [f"{beside}/base"],
-            "components": [f"{beside}/components/{name}" for name in OTHER_COMPONENTS],
-        }
-        (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-        return _build(Path(folder))
-
-
-def _build(folder: Path) -> Manifests:
-    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return Manifests(yaml.safe_load_all(done.stdout))
+def built(name: str) -> Manifests:
+    try:
+        return Manifests(yaml.safe_load_all(build(name)))
+    except NoKubectl as error:
+        pytest.skip(str(error))

@@ -7,9 +7,7 @@ a folder that FAIRFLEET_CRDS names, also by their schemas.
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -460,28 +458,3 @@ def test_cert_manager_certifies_everybody_as_who_they_are(monkeypatch: pytest.Mo
     assert asked["csi.cert-manager.io/issuer-name"] in issuers
     for usages in (operator["usages"], asked["csi.cert-manager.io/key-usages"].split(",")):
         assert "client auth" in usages
-
-
-# ---- a linter, where there is one -----------------------------------------------------------------
-
-ACCEPTED = {
-    "CKV_K8S_8": "a client serves nothing that could be probed",
-    "CKV_K8S_9": "the same",
-    "CKV_K8S_11": "a throttled server holds up the fleet; a client's share is the node's to settle",
-    "CKV_K8S_15": "a tag is a version and never moves",
-    "CKV_K8S_43": "digests are for whoever pushed the images: `kustomize edit set image`",
-}
-
-
-def test_checkov_finds_nothing_that_is_not_meant(manifests: Manifests, tmp_path: Path) -> None:
-    """Not among our dependencies, since it brings a hundred: `pip install checkov` somewhere on the PATH."""
-    if not shutil.which("checkov"):
-        pytest.skip("no checkov here")
-    file = tmp_path / "built.yaml"
-    file.write_text(yaml.safe_dump_all(manifests))
-    words = ["checkov", "--file", str(file), "--framework", "kubernetes", "--skip-download", "--output", "json"]
-    done = subprocess.run([*words, "--quiet"], capture_output=True, text=True, check=False)
-    results = json.loads(done.stdout)["results"]
-    assert results["failed_checks"] or results.get("passed_checks")
-    failed = {(check["check_id"], check["resource"], check["check_name"]) for check in results["failed_checks"]}
-    assert [one for one in failed if one[0] not in ACCEPTED] == []
