@@ -19,11 +19,12 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
 from tests.containers.engine import Engine
 from tests.containers.images import VERSION
-from tests.e2e.fleet import OWN_CONNECTION, free_port
+from tests.e2e.fleet import OWN_CONNECTION, PATIENCE_SECONDS, free_port, until
 from tests.e2e.scraping import PrometheusApi, Series, scrape
 
 # The graphics card of `gpu-client` is left out: nobody has one where tests run.
 WITHOUT_CARD = "services: {gpu-client: {deploy: {resources: {reservations: !reset null}}}}\n"
+HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 
 
 class Deployment:
@@ -89,6 +90,19 @@ class Deployment:
             self.engine.run("network", "connect", network, container)
 
     @contextmanager
+    def another_client(self, image: str, *options: str) -> Iterator[str]:
+        """A container of another image, with all that the service `client` gives to its own."""
+        like = self.engine.inspect(self.containers("client")[0])
+        words = ["--network", f"{self.project}_default", "--volumes-from", like["Id"], *HARDENED, *options]
+        words += [word for variable in like["Config"]["Env"] for word in ("--env", variable)]
+        container = self.engine.run("run", "--detach", *words, image)
+        try:
+            yield container
+        finally:
+            print(self.engine.attempt("logs", container).stderr)
+            self.engine.run("rm", "--force", container)
+
+    @contextmanager
     def device(self, *words: str) -> Iterator[None]:
         """A process of this machine, outside of all containers, that is told to stop in the end."""
         with subprocess.Popen([sys.executable, "-m", "fairfleet.common.cli", *words]) as process:
@@ -115,6 +129,13 @@ class Deployment:
     def rounds(self, first: int = 0) -> list[pb.RoundRecord]:
         with self.channel() as channel:
             return list(OperatorStub(channel).Rounds(pb.RoundsRequest(first=first), timeout=30, wait_for_ready=True))
+
+    def wait_for_a_round_with(self, clients: set[str], seconds: float = PATIENCE_SECONDS) -> None:
+        until(
+            lambda: took_part(self.rounds(self.version() - 1)[-1]) == clients,
+            f"a round with {sorted(clients)}",
+            seconds,
+        )
 
     def metrics(self) -> dict[Series, float]:
         return scrape(self.http_port)

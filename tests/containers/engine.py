@@ -23,6 +23,7 @@ BASE = "python:3.11-slim"
 OWN_BASE = "fairfleet-test-base"
 DEBIAN = "bookworm"  # whose Python is 3.11
 PACKAGES = "python3,python3-pip,python3-venv,ca-certificates"
+FORGET = 'rm -rf "$1"/etc/apt/sources.list* "$1"/etc/resolv.conf'  # where this machine has its packages from
 
 
 class NoEngine(Exception):
@@ -126,17 +127,15 @@ def base_image(engine: Engine) -> str:
         raise NoEngine("mmdebstrap is not installed: scripts/install-test-packages")
     with tempfile.TemporaryDirectory(prefix="ff-") as folder:
         tar = Path(folder) / "base.tar"
-        _make_base(tar)
+        make_base(tar, "--variant=minbase", f"--include={PACKAGES}", f"--customize-hook={FORGET}")
         engine.run("import", str(tar), OWN_BASE, seconds=300)
     return OWN_BASE
 
 
-def _make_base(tar: Path) -> None:
-    """Debian and its Python; without the package sources of this machine, manuals and translations."""
+def make_base(tar: Path, *options: str) -> None:
+    """By mmdebstrap, from the archive that apt uses here; without manuals and translations."""
     ask = ["apt-get", "indextargets", "--format", "$(SITE)"]
     sites = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
     archive = next(site for site in sites if "security" not in site)
-    options = [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("doc", "man", "locale")]
-    options.append('--customize-hook=rm -rf "$1"/etc/apt/sources.list* "$1"/etc/resolv.conf')
-    make = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", *options, DEBIAN, tar, archive]
-    subprocess.run(make, check=True, timeout=900)
+    excluded = [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("doc", "man", "locale")]
+    subprocess.run(["mmdebstrap", "--quiet", *excluded, *options, DEBIAN, tar, archive], check=True, timeout=900)

@@ -24,11 +24,12 @@ def build_images(
     images: Iterable[str] = IMAGES,
     version: str = VERSION,
     change: Callable[[Path], None] = lambda folder: None,
+    more: Iterable[str] = (),
 ) -> None:
-    """From the files as they are, or as `change` leaves them."""
+    """From the files as they are, or as `change` leaves them; with more words for `docker build`."""
     with _context() as folder, _pip_secrets(folder.parent) as secrets:
         change(folder)
-        words = ["--progress", "plain", "--build-arg", f"BASE={base}", *secrets]
+        words = ["--progress", "plain", "--build-arg", f"BASE={base}", *secrets, *more]
         if engine.own:
             words += ["--network", "host"]
         engine.make(folder, *(f"image-{image}" for image in images), f"VERSION={version}", f"BUILD={' '.join(words)}")

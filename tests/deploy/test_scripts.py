@@ -11,7 +11,17 @@ import pytest
 from tests.deploy.settings import ROOT
 
 SCRIPT = ROOT / "scripts" / "install-test-packages"
-PROGRAMS = ("initdb", "prometheus", "chromium", "dockerd", "iptables", "mmdebstrap", "kubectl", "strace")
+PROGRAMS = (
+    "initdb",
+    "prometheus",
+    "chromium",
+    "dockerd",
+    "iptables",
+    "mmdebstrap",
+    "kubectl",
+    "strace",
+    "qemu-aarch64-static",
+)
 
 
 @pytest.fixture
