@@ -24,6 +24,8 @@ TITLES = {
     "compression-fmnist": "Fashion-MNIST, two classes per client, at a falling rate",
     "compression-fmnist-steady": "Fashion-MNIST, two classes per client, at a steady rate",
     "compression-cifar10": "CIFAR-10, two shards per client",
+    "compression-fmnist-residual": "Fashion-MNIST at a falling rate, topk with error feedback instead",
+    "compression-fmnist-steady-residual": "Fashion-MNIST at a steady rate, topk with error feedback instead",
 }
 
 
