@@ -7,6 +7,7 @@ import os
 import pwd
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -44,7 +45,7 @@ class PostgreSQL:
             until(self._answers, "PostgreSQL to start", 60)
             yield self
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGQUIT)  # at once, without waiting for connections
             process.wait(30)
 
     def new_database(self) -> str:

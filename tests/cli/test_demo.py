@@ -94,8 +94,10 @@ def test_a_rule_that_does_not_exist_is_told_before_anything_starts(start: Start,
 
 @pytest.mark.parametrize(
     ("number", "whole_group", "code"),
-    [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)],
-    ids=["ctrl-c", "term"],
+    [
+        pytest.param(signal.SIGINT, True, 130, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, False, 143, id="term", marks=pytest.mark.slow),
+    ],
 )
 def test_a_demo_that_is_stopped_leaves_no_process(
     start: Start, tmp_path: Path, number: signal.Signals, whole_group: bool, code: int

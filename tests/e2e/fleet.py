@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class Fleet:
         assert done.returncode == 0, done.stderr
         return model
 
-    def start_server(self, die_at: int = 0, **settings: Any) -> None:
+    def start_server(self, die_at: int | str = "", **settings: Any) -> None:
         """`settings` by their path, a double underscore for the dot; `die_at`: at which fault point it kills itself."""
         words = ["server", "--listen", self.address, "--state-dir", str(self.state)]
         if die_at or not self.state.exists():
@@ -92,6 +93,22 @@ class Fleet:
         assert self.server.stdout is not None
         line = self.server.stdout.readline()
         assert line.startswith("serving on"), self.log("server.log")
+
+    def die_everywhere(self, numbers: Iterable[int], points: Iterable[str], **settings: Any) -> None:
+        """Lets a server die at each of the numbered fault points, then at those of `points` that no number met.
+
+        Where a number leads depends on when the clients come back; a name always leads there.
+        """
+        for number in numbers:
+            self._die_at(number, settings)
+        for point in points:
+            if not re.search(f"dying on purpose after: {point}", self.log("server.log")):
+                self._die_at(point, settings)
+
+    def _die_at(self, where: int | str, settings: dict[str, Any]) -> None:
+        self.start_server(die_at=where, **settings)
+        assert self.server is not None
+        assert self.server.wait(60) == -9, where
 
     def start_client(self, name: str, *flags: str, task: str = "shift", **options: Any) -> subprocess.Popen[str]:
         usual = {} if task == "quadratic" else {"shift": 1, "samples": 10}

@@ -45,7 +45,8 @@ def prove(fleet: Fleet, rounds: int) -> None:
 
 
 def start(fleet: Fleet, rounds: int, **settings: Any) -> None:
-    always = {"rounds": rounds, "codec": "topk:0.05", "round__quorum": 1.0, "lease_seconds": 20}
+    always = {"rounds": rounds, "codec": "topk:0.05", "compression__prediction": False}
+    always |= {"round__quorum": 1.0, "lease_seconds": 20}
     fleet.start_server(**always, **settings)
 
 
@@ -161,6 +162,7 @@ def test_who_joins_late_gets_the_whole_model_in_few_bytes_and_holds_what_the_oth
 def test_the_residual_stays_what_it_was_when_an_update_only_stands_in_the_history(fleet: Fleet) -> None:
     fleet.init()
     soon = {"round__minimum_clients": 3, "round__deadline_seconds": 1.5, "round__quorum": 0.6, "lease_seconds": 60}
+    soon |= {"compression__prediction": False}
     fleet.start_server(rounds=10_000, rule__name="fedfv", rule__tau=5, codec="topk:0.05", **soon)
     for name in ("a", "b"):
         fleet.start_client(name, step_seconds=0.3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -49,14 +48,7 @@ def test_dying_after_every_durable_write_and_before_every_acknowledgement_loses_
     fleet.init()
     for name, shift in (("a", 1), ("b", 2), ("c", 4)):
         fleet.start_client(name, shift=shift)
-    for die_at in [*range(1, 45), *range(1, 45)]:
-        fleet.start_server(die_at=die_at, rounds=10_000, **settings)
-        assert fleet.server is not None
-        assert fleet.server.wait(60) == -9
-    log = fleet.log("server.log")
-    died_at = re.findall("dying on purpose after: (.*)", log)
-    assert len(died_at) == 88
-    assert [point for point in POINTS if not any(re.match(point, where) for where in died_at)] == []
+    fleet.die_everywhere([*range(1, 45), *range(1, 45)], POINTS, rounds=10_000, **settings)
     rounds = fleet.version() + 3
     fleet.start_server(rounds=rounds, **settings)
     fleet.wait_for_version(rounds)
@@ -127,15 +119,7 @@ def test_dying_while_a_step_is_tried_loses_no_answer_and_takes_no_step_twice(fle
     fleet.init()
     for name, shift in (("a", 1), ("b", 2), ("c", 4)):
         fleet.start_client(name, shift=shift)
-    died_at: set[str] = set()
-    for die_at in [*range(1, 35), *range(1, 120)]:  # where a number leads depends on how clients come back
-        fleet.start_server(die_at=die_at, rounds=10_000, **settings)
-        assert fleet.server is not None
-        assert fleet.server.wait(60) == -9
-        died_at |= set(re.findall("dying on purpose after: (.*)", fleet.log("server.log")))
-        if died_at >= VERIFYING_POINTS and die_at >= 34:
-            break
-    assert died_at >= VERIFYING_POINTS
+    fleet.die_everywhere(range(1, 35), VERIFYING_POINTS, rounds=10_000, **settings)
     rounds = fleet.version() + 3
     fleet.start_server(rounds=rounds, **settings)
     fleet.wait_for_version(rounds)

@@ -33,6 +33,7 @@ def test_a_client_cannot_use_anothers_session(own: SecureFleet) -> None:
     thief.join()
     calls: dict[str, Any] = {
         "NextTask": pb.NextTaskRequest(session=session),
+        "TakeTask": pb.TakeTaskRequest(session=session),
         "OpenUpload": pb.OpenUploadRequest(session=session, report=REPORT),
         "ReportEvaluation": pb.ReportEvaluationRequest(session=session, failure="none of yours"),
         "ReportVerification": pb.ReportVerificationRequest(session=session, failure="none of yours"),
@@ -45,7 +46,7 @@ def test_a_client_cannot_use_anothers_session(own: SecureFleet) -> None:
     for method, request in calls.items():
         with refused(Code.PERMISSION_DENIED, "client thief cannot speak for another", "session is another client's"):
             answer = getattr(thief.stub, method)(request, timeout=10)
-            list(answer if method == "FetchModel" else ())
+            list(answer if method in ("FetchModel", "TakeTask") else ())
     announced = pb.OpenUploadRequest(session=session, report=REPORT).SerializeToString()
     with refused(Code.PERMISSION_DENIED, "session is another client's"):
         thief.open_and_send(announced, [])

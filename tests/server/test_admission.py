@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as configured
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -105,6 +105,7 @@ def test_an_honest_fleet_of_like_clients_is_never_touched(alike: Vector, scale: 
 
 @configured(max_examples=40)
 @given(cohorts, pasts, st.lists(pasts.map(lambda past: past or []), min_size=9, max_size=9))
+@example((np.array([5.181947329472012e299, 2.0**-52, 2.0**-52]), np.zeros(3), np.zeros(3)), None, [[]] * 9)
 def test_whatever_is_sent_no_influence_is_larger_than_the_others_allow(
     found: tuple[Vector, ...], start: list[float] | None, recent: list[list[float]]
 ) -> None:

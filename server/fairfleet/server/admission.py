@@ -247,8 +247,10 @@ def _apply(claims: Claims, limits: Limits, settings: Admission) -> Judgement:
     high = beyond("loss", settings.loss, done, claims.losses, limits.losses)
     many = beyond("samples", settings.samples, "capped", claims.samples, limits.samples)
     rejected = (long & (settings.norm == "reject")) | (high & (settings.loss == "reject"))
+    factors = np.divide(limits.norms, claims.norms, out=np.ones(len(claims)), where=long)
+    factors[factors < np.finfo(np.float64).tiny] = 0.0  # so small a number has too few digits to keep to the limit
     return Judgement(
-        np.divide(limits.norms, claims.norms, out=np.ones(len(claims)), where=long),
+        factors,
         np.where(high, limits.usual, claims.losses),
         np.where(many, limits.samples, claims.samples),
         rejected,
