@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.e2e.fleet import PROGRAM
 
@@ -15,7 +18,7 @@ def imported(code: str, *names: str) -> list[str]:
 
 
 def test_a_client_starts_without_the_servers_database_and_without_a_screen() -> None:
-    code = "from fairfleet.common.cli import program; program('client')"
+    code = "from fairfleet.common.program import program; program('client')"
     assert imported(code, "fairfleet.client.agent", "sqlalchemy", "rich.live", "sklearn", "torch") == [
         "fairfleet.client.agent"
     ]
@@ -35,6 +38,34 @@ def test_without_a_command_all_are_listed_and_the_version_needs_none() -> None:
     for command in ("client", "init", "server", *operating, *lab):
         assert f" {command} " in listed
     assert run("--version").startswith("fairfleet ")
+
+
+WHEN_GRPC_IS_IMPORTED = """
+import os, sys
+class Seen:
+    def find_spec(self, name, *_):
+        if name == "grpc":
+            print(os.environ.get("GRPC_VERBOSITY"))
+            sys.exit()
+sys.meta_path.insert(0, Seen())
+import fairfleet.common.cli
+"""
+
+
+@pytest.mark.parametrize(
+    ("begin", "verbosity"),
+    [
+        pytest.param("fairfleet.common.cli.main()", "ERROR", id="a client"),
+        pytest.param("sys.argv[1] = 'server'; fairfleet.common.cli.main()", "None", id="the server"),
+        pytest.param("import fairfleet.common.program", "None", id="a program of someone else"),
+    ],
+)
+def test_how_much_grpc_tells_is_settled_before_it_is_imported(begin: str, verbosity: str) -> None:
+    """It looks once, and then nothing changes it any more. What only imports us passes nothing on to its children."""
+    clean = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    code = [sys.executable, "-c", WHEN_GRPC_IS_IMPORTED + begin, "client"]
+    ran = subprocess.run(code, capture_output=True, text=True, check=True, env=clean)
+    assert ran.stdout == f"{verbosity}\n"
 
 
 def test_a_client_that_is_told_to_end_while_its_task_loads_ends(tmp_path: Path) -> None:

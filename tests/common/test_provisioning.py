@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from fairfleet.common import private_files
 from fairfleet.common.certificates import Authority, Pair, belong_together, new_authority
-from fairfleet.common.cli import program
 from fairfleet.common.credentials import Credentials, read_credentials
 from fairfleet.common.errors import UsageError
 from fairfleet.common.identity import Identity, Role
 from fairfleet.common.pki_folder import PkiFolder
+from fairfleet.common.program import program
 from fairfleet.common.provisioning import Fleet
 
 CLIENTS = ("client-0", "client-1", "client-2")

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fairfleet.common.access import Access
-from fairfleet.common.cli import program
+from fairfleet.common.program import program
 from fairfleet.common.tensors import Model
 from fairfleet.lab import digits
 from fairfleet.proto.v1 import operator_pb2 as pb
@@ -44,14 +44,6 @@ def wait_for_rounds(fleet: Deployment, count: int) -> int:
     wanted = fleet.version() + count
     until(lambda: fleet.version() >= wanted, f"{count} more rounds")
     return fleet.version()
-
-
-def wait_for_a_round_with(fleet: Deployment, clients: set[str]) -> None:
-    until(lambda: took_part(fleet.rounds(fleet.version() - 1)[-1]) == clients, f"a round with {sorted(clients)}")
-
-
-def wait_for_a_round_with_everybody(fleet: Deployment) -> None:
-    wait_for_a_round_with(fleet, EVERYBODY)
 
 
 def test_a_federation_in_containers_goes_on_through_kills_cuts_and_restarts(fleet: Deployment, tmp_path: Path) -> None:
@@ -120,7 +112,7 @@ def who_runs_is_nobody_and_can_write_nowhere_else(fleet: Deployment) -> None:
 
 
 def a_killed_client_is_stood_in_for_and_comes_back_as_itself(fleet: Deployment) -> None:
-    wait_for_a_round_with_everybody(fleet)
+    fleet.wait_for_a_round_with(EVERYBODY)
     killed, before = fleet.client("client-1"), fleet.version()
     fleet.engine.run("kill", killed)
 
@@ -134,7 +126,7 @@ def a_killed_client_is_stood_in_for_and_comes_back_as_itself(fleet: Deployment) 
     assert fleet.metrics()[series("fairfleet_clients", state="gone")] == 1
     fleet.engine.run("rm", killed)
     fleet.up("client")  # another container in its stead
-    wait_for_a_round_with_everybody(fleet)
+    fleet.wait_for_a_round_with(EVERYBODY)
     assert fleet.client("client-1") != killed
 
 
@@ -146,7 +138,7 @@ def a_client_that_was_cut_off_comes_back(fleet: Deployment) -> None:
         wait_for_rounds(fleet, 5)
         time.sleep(max(0.0, ends - time.monotonic()))
     assert stood_in(next(r for r in fleet.rounds(before) if "client-2" not in took_part(r))) == {"client-2"}
-    wait_for_a_round_with_everybody(fleet)
+    fleet.wait_for_a_round_with(EVERYBODY)
     assert fleet.client("client-2") == container, "it is the same process, not a new one"
 
 
@@ -169,7 +161,7 @@ def a_restarted_server_goes_on_where_it_was(fleet: Deployment) -> None:
     status = fleet.status()
     assert status.version >= before
     until(lambda: fleet.version() > status.version, "rounds after the restart")
-    wait_for_a_round_with_everybody(fleet)
+    fleet.wait_for_a_round_with(EVERYBODY)
     numbers = [record.round for record in fleet.rounds()]
     assert numbers == list(range(len(numbers))), "every round once, none lost"
 
@@ -177,7 +169,7 @@ def a_restarted_server_goes_on_where_it_was(fleet: Deployment) -> None:
 def clients_restarted_all_at_once_are_the_same_clients(fleet: Deployment) -> None:
     fleet.compose("restart", "client")
     wait_for_rounds(fleet, 1)  # the newest before had everybody, too
-    wait_for_a_round_with_everybody(fleet)
+    fleet.wait_for_a_round_with(EVERYBODY)
     assert {fleet.name_of(container) for container in fleet.containers("client")} == EVERYBODY
     assert set(fleet.clients()) == EVERYBODY, "nobody took a new name"
 
@@ -213,7 +205,7 @@ def a_client_with_torch_takes_part_in_the_same_federation(fleet: Deployment) -> 
     """The service for graphics cards, on the processor."""
     fleet.engine.run("tag", f"fairfleet-client:{VERSION}", f"fairfleet-client-cuda:{VERSION}")
     fleet.up("gpu-client")
-    wait_for_a_round_with(fleet, EVERYBODY | {"client-3"})
+    fleet.wait_for_a_round_with(EVERYBODY | {"client-3"})
     fleet.compose("--profile", "gpu", "stop", "gpu-client")
 
 
@@ -224,7 +216,7 @@ def a_device_from_outside_is_enrolled_where_the_ca_is(fleet: Deployment, folder:
         opened.write(fleet.compose("run", "--rm", "--no-TTY", "pki", *words))
     task = ("--task", "fairfleet.lab.digits:softmax", "--option", "shard=5")
     with fleet.device("client", "--credentials", str(file), "--state-dir", str(folder / "state"), *task):
-        wait_for_a_round_with(fleet, EVERYBODY | {"kitchen"})
+        fleet.wait_for_a_round_with(EVERYBODY | {"kitchen"})
     assert "everything was there" in fleet.compose("run", "--rm", "--no-TTY", "pki"), "nothing is renewed too early"
 
 

@@ -14,10 +14,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fairfleet.common.cli import program
 from fairfleet.common.credentials import read_credentials
 from fairfleet.common.errors import BadSettings
 from fairfleet.common.pki_folder import CA, SERVER, SERVER_KEY, PkiFolder
+from fairfleet.common.program import program
 from fairfleet.lab import digits
 from tests.deploy.settings import (
     DOCKERFILE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import signal
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ from fairfleet.client.settings import ClientSettings
 from fairfleet.client.task import Task, load_task
 from fairfleet.client.willing import Willing
 from fairfleet.common import logs
-from fairfleet.common.cli import LogFormat
 from fairfleet.common.errors import UsageError
+from fairfleet.common.program import LogFormat
 from fairfleet.common.settings import read_settings
 from fairfleet.common.tensors import Section
 
@@ -90,6 +91,8 @@ def client(
             log.info("metrics on %s", _serve_metrics(agent, settings.name, settings.metrics))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stop())
+        gc.collect()
+        gc.freeze()  # task and libraries stay: the collector need not look at them again, round after round
         print(f"{settings.name}: {agent.run()}")
 
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from fairfleet.common import logs
-from fairfleet.common.cli import LogFormat
 from fairfleet.common.errors import StateDirError, UsageError
+from fairfleet.common.program import LogFormat
 from fairfleet.common.settings import read_settings
 from fairfleet.server import checking, process
 from fairfleet.server.database import FILE, MARK
