@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fairfleet.client.operator_link import OperatorLink
+from fairfleet.common.access import Access
 from tests.e2e.fleet import Fleet
 
 PLAN = {"plan__steps": 12, "plan__batch_size": 10, "round__minimum_clients": 4, "rounds": 2}
@@ -68,6 +70,8 @@ def test_an_operator_sees_who_did_less(fleet: Fleet) -> None:
     shown = fleet.run("rounds", "--server", fleet.address).stdout
     assert "less" in shown
     assert "busy" in shown
+    with OperatorLink(Access(fleet.address)) as link:  # rounds go on between its two questions
+        assert {len(link.rounds(1)) for _ in range(100)} == {1}
 
 
 def test_a_budget_that_cannot_be_is_refused_before_anything_is_asked(fleet: Fleet) -> None:

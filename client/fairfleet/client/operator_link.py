@@ -54,7 +54,8 @@ class OperatorLink:
     def rounds(self, last: int) -> tuple[pb.RoundRecord, ...]:
         """The records of the newest rounds, oldest first."""
         request = pb.RoundsRequest(first=max(0, self.status().version - last))
-        return self._answered(lambda: tuple(self._stub.Rounds(request, timeout=ANSWER_SECONDS)))
+        found = self._answered(lambda: tuple(self._stub.Rounds(request, timeout=ANSWER_SECONDS)))
+        return found[-last:]  # more of them may have been committed since the status was asked for
 
     def clients(self) -> tuple[pb.ClientRecord, ...]:
         return self._answered(lambda: tuple(self._stub.Clients(pb.ClientsRequest(), timeout=ANSWER_SECONDS)))
