@@ -37,7 +37,7 @@ def test_a_process_that_was_cut_off_does_not_take_the_identity_back_from_a_newer
     fleet.start_server(round__minimum_clients=3, lease_seconds=60)
     relay = fleet.relay = Relay(fleet.port)
     older = fleet.clients["older"] = fleet.start_client("device")
-    until(lambda: fleet.status().connected == 1, "the older process")
+    until(lambda: "joined" in fleet.log("device.log"), "the older process, which knows by then that it is the first")
     relay.cut()
     fleet.relay = None
     newer = fleet.start_client("device")
