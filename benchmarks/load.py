@@ -42,7 +42,7 @@ from fairfleet.common.keepalive import CLIENT_OPTIONS
 from fairfleet.common.pki_folder import PkiFolder
 from fairfleet.common.stream import encode, model_pieces
 from fairfleet.common.tensors import Model
-from fairfleet.common.wire import ERROR_METADATA, PROTOCOL_VERSION, UPLOAD_METADATA, signature_in
+from fairfleet.common.wire import ERROR_METADATA, PROTOCOL_VERSION, TASK_METADATA, UPLOAD_METADATA, signature_in
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import operator_pb2 as op
 from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
@@ -103,11 +103,21 @@ class LightClient:
             joined = await (self._rejoin() if self._lost else self._timed(self._stub.Join, self._join(), CALL_SECONDS))
             self._session, self._lost = joined.session, False
             self._signature = signature_in(joined.signature)
-        response = await self._stub.NextTask(pb.NextTaskRequest(session=self._session), timeout=45)
+        response = await self._next_task()
         if response.HasField("train"):
             await self._train(response.train)
         elif response.HasField("wait") and response.wait.retry_after_seconds:
             await asyncio.sleep(response.wait.retry_after_seconds)
+
+    async def _next_task(self) -> pb.NextTaskResponse:
+        """As the real client does: its poll brings the model too."""
+        take: Any = self._channel.unary_stream(
+            "/fairfleet.v1.Fleet/TakeTask", pb.TakeTaskRequest.SerializeToString, None
+        )
+        call = take(pb.TakeTaskRequest(session=self._session))
+        async for _ in call:
+            pass
+        return pb.NextTaskResponse.FromString((await call.trailing_metadata())[TASK_METADATA])
 
     async def _train(self, asked: pb.TrainTask) -> None:
         messages: list[bytes] = []

@@ -58,6 +58,7 @@ class Fuzzer:
         return {
             "Join": signature,
             "NextTask": pb.NextTaskRequest(session=session),
+            "TakeTask": pb.TakeTaskRequest(session=session, held=task.model.digest),
             "FetchModel": pb.FetchModelRequest(session=session, version=task.model.version),
             "OpenUpload": device.announcement(encoded),
             "SendUpload": device.announcement(encoded),

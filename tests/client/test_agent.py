@@ -140,7 +140,7 @@ def test_a_client_that_insists_on_noise_does_nothing_for_a_server_that_asks_for_
     agent = Agent("ann", plain(), Access("127.0.0.1:1"), tmp_path, least_noise=1.0)
     task = pb.NextTaskResponse()
     getattr(task, kind).id = "0.0.x"
-    monkeypatch.setattr(agent._link, "next_task", lambda: task)
+    monkeypatch.setattr(agent._held, "next_task", lambda: task)
     monkeypatch.setattr(agent._link, "federation", lambda: "f")
     with pytest.raises(UsageError, match="gives none with less than 1"):
         agent.run()

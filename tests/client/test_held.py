@@ -22,8 +22,8 @@ from fairfleet.server.publication import Publication
 SIZE = 5000
 
 
-def rounded(seed: int, kept_in: str = "int8") -> Model:
-    made = Model.of({"w": np.random.default_rng(seed).standard_normal(SIZE, dtype=np.float32)})
+def rounded(seed: int, kept_in: str = "int8", size: int = SIZE) -> Model:
+    made = Model.of({"w": np.random.default_rng(seed).standard_normal(size, dtype=np.float32)})
     Downlink(model=kept_in).rounded(made)
     return made
 
@@ -35,6 +35,8 @@ class Lying:
         self.publication = Publication.of(0, model, steady_codec("int8"))
         self.change: Publication | None = None
         self.asked: list[str] = []
+        self.unasked: list[bytes] = []  # in front of the next task
+        self.told: list[bytes] = []  # which model the client said it holds
         self.joined = SimpleNamespace(signature=wire.signature_out(model.signature))
 
     def ref(self, **fields: Any) -> pb.ModelRef:
@@ -51,6 +53,11 @@ class Lying:
         found = self.change if change else self.publication.compact if compact else self.publication
         assert found is not None
         return found.messages_from(offset_bytes)
+
+    def next_task(self, held: Callable[[], bytes], receive: Callable[[Iterator[bytes]], None]) -> pb.NextTaskResponse:
+        self.told.append(held())
+        receive(iter(self.unasked))
+        return pb.NextTaskResponse(train=pb.TrainTask(model=self.ref()))
 
     def repeat(self, call: Callable[[str], None]) -> None:
         call("session")
@@ -113,3 +120,32 @@ def test_a_change_with_an_unknown_rounding_is_passed_over(rounding: str) -> None
     link.publication = Publication.of(1, second, steady_codec("fp16"))
     again.fetch(link.ref(changes=[change]))
     assert link.asked == ["compact", "change"], "the same change is followed when it is told how"
+
+
+def test_a_model_that_came_in_front_of_its_task_is_not_fetched() -> None:
+    model = rounded(0)
+    link = Lying(model)
+    link.unasked = list(link.publication.messages_from(0))
+    own = held(link, model)
+    own.fetch(own.next_task().train.model)
+    assert link.asked == []
+    assert digest_of(own.received) == link.publication.digest
+    own.next_task()
+    assert link.told == [b"", link.publication.digest]
+
+
+@pytest.mark.parametrize("what", ["another", "torn", "damaged", "no chunks"])
+def test_what_came_in_front_of_a_task_and_is_not_its_model_is_of_no_use(what: str) -> None:
+    model, another = (rounded(seed, size=600_000) for seed in range(2))
+    link = Lying(model)
+    came = list(Publication.of(0, another if what == "another" else model).messages_from(0))
+    link.unasked = {"torn": came[:-1], "damaged": [came[0][:-1] + b"?", *came[1:]], "no chunks": [b"?"]}.get(what, came)
+    own = held(link, model)
+    own.fetch(link.ref())
+    link.asked.clear()
+    answer = own.next_task()
+    own.next_task()
+    assert link.told == [link.publication.digest, b""]  # the memory was written over
+    own.fetch(answer.train.model)
+    assert link.asked
+    assert digest_of(own.received) == link.publication.digest

@@ -21,6 +21,11 @@ from fairfleet.proto.v1.model_pb2 import Chunk
 REPORT = pb.TrainReport(samples=10, loss_before=1.0, loss_after=0.5, steps=1, learning_rate=0.1)
 
 
+def read_task(call: Any) -> tuple[list[Chunk], pb.NextTaskResponse]:
+    chunks, told = list(call), dict(call.trailing_metadata())
+    return chunks, pb.NextTaskResponse.FromString(told["fairfleet-task-bin"])
+
+
 class Device:
     def __init__(self, address: str, name: str, channel: grpc.Channel | None = None) -> None:
         self.name = name
@@ -37,6 +42,10 @@ class Device:
 
     def next_task(self) -> pb.NextTaskResponse:
         return self.stub.NextTask(pb.NextTaskRequest(session=self.session), timeout=40)
+
+    def take_task(self, held: bytes = b"") -> tuple[list[Chunk], pb.NextTaskResponse]:
+        """The model that came in front of the task, and the task."""
+        return read_task(self.stub.TakeTask(pb.TakeTaskRequest(session=self.session, held=held), timeout=40))
 
     def train_task(self) -> pb.TrainTask:
         """Waits for a task to train; remembers it."""

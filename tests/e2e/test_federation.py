@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
+import pytest
+
 from fairfleet.proto.v1 import operator_pb2 as pb
 from tests.e2e.fleet import Fleet, until
 from tests.postgresql import PostgreSQL
@@ -155,6 +157,7 @@ def test_with_durability_per_round_a_crash_asks_the_clients_again(fleet: Fleet) 
     assert all(len(record["contributions"]) == 3 for record in fleet.records())
 
 
+@pytest.mark.slow
 def test_many_kills_of_server_and_clients_lose_nothing(fleet: Fleet) -> None:
     fleet.init(300_000)
     fleet.start_server(rounds=12, round__minimum_clients=2, round__quorum=0.4, lease_seconds=2)

@@ -39,7 +39,10 @@ class Made(NamedTuple):
     model: Model  # that real processes made of it
 
 
-@pytest.fixture(scope="module", params=["fedlf", "fedmdfg"])  # fedmdfg: with trials of every step
+WITH_TRIALS = pytest.param("fedmdfg", marks=pytest.mark.slow)  # of every step
+
+
+@pytest.fixture(scope="module", params=["fedlf", WITH_TRIALS])
 def over_the_network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("network")
     digits.write_shards(folder / "data")

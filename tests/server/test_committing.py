@@ -74,6 +74,7 @@ class Shop:
         record = committed.record | {"dropped": [], "attempts": 1, "training_seconds": 0.0}
         before, after = Round(number, Phase.AGGREGATING), Round(number + 1)
         writes = [self.store.update_write(update) for update, _ in updates.values()]
+        committed.written.result()
         writes.append(self.store.commit_writes(committed.stored, record, keep=2))
         writes.append(self.store.history_write(committed.remembered, committed.forgotten))
         self.store.record([(before, ModelStored(number + 1), after)], after, *writes)

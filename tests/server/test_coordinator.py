@@ -353,6 +353,7 @@ def test_the_event_loop_does_not_wait_for_the_slow_disk_of_an_upload_that_is_giv
             await server.until(lambda: server.coordinator.doing("late") == "train")
             late = await server.open("late", 0)
             assert isinstance(late, Upload)
+            late.take(late.token, [])
             file = late.path
             assert file is not None
             assert file.exists()

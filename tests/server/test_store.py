@@ -6,6 +6,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,24 @@ def test_a_state_directory_of_version_4_gets_the_tables_of_tokens_as_they_are_to
         migrated = {table: database.execute(f"PRAGMA table_info({table})").fetchall() for table in tables}
     assert migrated == today
     assert all(today.values())
+
+
+def test_a_state_directory_of_version_5_learns_of_bases_and_keeps_its_updates(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write(store.update_write(update("ann", 3)))
+    store.close()
+    with sqlite3.connect(tmp_path / "federation.db") as database:
+        today = database.execute("PRAGMA table_info(updates)").fetchall()
+        database.execute("ALTER TABLE updates DROP COLUMN base")
+        database.execute("UPDATE meta SET value = '5' WHERE key = 'schema_version'")
+    store = Store(tmp_path)
+    assert store.updates_of(3) == [update("ann", 3)]
+    told = replace(update("bob", 3), base=bytes(range(32)))
+    store.write(store.update_write(told))
+    assert store.update_of("bob", 3) == told
+    store.close()
+    with sqlite3.connect(tmp_path / "federation.db") as database:
+        assert database.execute("PRAGMA table_info(updates)").fetchall() == today
 
 
 def test_a_directory_whose_making_was_cut_short_is_made_again(tmp_path: Path) -> None:

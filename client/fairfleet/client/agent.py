@@ -90,6 +90,7 @@ class Agent:
                 signature=wire.signature_out(own),
                 verifies=isinstance(task, Measuring),
                 protects=True,
+                predicts=True,
             ),
             self.telemetry,
         )
@@ -111,7 +112,7 @@ class Agent:
             while True:
                 self._renewal.attend()
                 self._wait_until_willing()
-                response = self._link.next_task()
+                response = self._held.next_task()
                 match response.WhichOneof("task"):
                     case "train" | "verify" | "evaluate" if self._willing.why_not:
                         continue  # it came to be so while the poll was held: the server is told that we go
@@ -200,7 +201,9 @@ class Agent:
     def _train(self, asked: pb.TrainTask) -> None:
         federation, digest = self._link.joined.federation, asked.model.digest.hex()
         terms, spooled = wire.privacy_in(asked.privacy), self._spool.find(federation, asked.round, digest)
-        if spooled and not shortfall(spooled.terms, terms):  # another one would tell more of the same data
+        held = {"", asked.prediction.base.hex()}  # else the server can no longer read it
+        if spooled and spooled.base in held and not shortfall(spooled.terms, terms):
+            # another one would tell more of the same data
             self._upload(spooled, begun=True)
             return
         self._settle(federation, terms)
@@ -239,6 +242,7 @@ class Agent:
             codec=asked.codec,
             seed=plan.seed,
             error_feedback=asked.error_feedback,
+            prediction=asked.prediction.base if asked.HasField("prediction") else None,
         )
 
     def _within_budget(self, plan: Plan, share: float) -> Training:
@@ -391,6 +395,7 @@ def _announced(spooled: Spooled) -> dict[str, Any]:
         "digest": bytes.fromhex(spooled.digest),
         "report": wire.report_out(spooled.report),
         "privacy": wire.privacy_out(spooled.terms),
+        "base": bytes.fromhex(spooled.base),
     }
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections import deque
+from collections.abc import Iterator
 
 from fairfleet.client.link import Link
 from fairfleet.common import wire
@@ -29,6 +32,7 @@ class HeldModel:
         self._models: tuple[Model, Model] | None = None
         self._version: tuple[int, bytes] | None = None  # and digest, of the received model
         self._step: bytes | None = None  # digest of the step in the other one's memory
+        self._came: Decoder | None = None  # what is in the first one's, if it came in front of a task
 
     @property
     def received(self) -> Model:
@@ -40,9 +44,33 @@ class HeldModel:
         self._step = None
         return self._memory()[1]
 
+    def next_task(self) -> pb.NextTaskResponse:
+        """Waits for one; its model may be here then."""
+        return self._link.next_task(lambda: self._version[1] if self._version else b"", self._receive_unasked)
+
+    def _receive_unasked(self, messages: Iterator[bytes]) -> None:
+        """A model in front of its task, which will say what it is. What cannot be read will be fetched."""
+        self._came = None
+        for message in messages:
+            try:
+                if self._came is None:
+                    self._version, self._came = None, Decoder(self.received, RAW32)
+                self._came.take(message)
+            except (BadRequest, Corrupted, OutOfOrder) as error:
+                log.info("a model cannot be read as it came, it will be fetched: %s", error)
+                deque(messages, maxlen=0)  # the task is at the end
+
+    def _is_here(self, wanted: pb.ModelRef) -> bool:
+        came, self._came = self._came, None
+        with contextlib.suppress(Corrupted, OutOfOrder):
+            if came is not None:
+                came.finish(wanted.digest)
+                return True
+        return self._version is not None and self._version[1] == wanted.digest
+
     def fetch(self, wanted: pb.ModelRef) -> None:
         """Makes `received` the wanted version, downloading only what is not here yet."""
-        if self._version is None or self._version[1] != wanted.digest:
+        if not self._is_here(wanted):
             steps = self._steps_to(wanted)
             self._version = None
             if not (steps and self._follow(steps, wanted)):

@@ -21,7 +21,7 @@ from fairfleet.client.telemetry import Telemetry
 from fairfleet.common.access import Access, handshake_words
 from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
 from fairfleet.common.keepalive import CLIENT_OPTIONS
-from fairfleet.common.wire import ANNOUNCED_METADATA, ERROR_METADATA, RETRY_METADATA, UPLOAD_METADATA
+from fairfleet.common.wire import ANNOUNCED_METADATA, ERROR_METADATA, RETRY_METADATA, TASK_METADATA, UPLOAD_METADATA
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
 
@@ -69,6 +69,9 @@ class Link:
         self._channel = self._access.channel(CLIENT_OPTIONS)
         self._stub = FleetStub(self._channel)
         # The data plane carries messages as the bytes they are: they are spooled and checked as such.
+        self._take: Any = self._channel.unary_stream(
+            "/fairfleet.v1.Fleet/TakeTask", pb.TakeTaskRequest.SerializeToString, None
+        )
         self._fetch: Any = self._channel.unary_stream(
             "/fairfleet.v1.Fleet/FetchModel", pb.FetchModelRequest.SerializeToString, None
         )
@@ -126,9 +129,21 @@ class Link:
         """The name of the server's; joins it if need be."""
         return self.repeat(lambda session: self.joined.federation)
 
-    def next_task(self) -> pb.NextTaskResponse:
-        answer: pb.NextTaskResponse = self._unary("NextTask", pb.NextTaskRequest, POLL_SECONDS)
-        return answer
+    def next_task(
+        self, held: Callable[[], bytes] = bytes, receive: Callable[[Iterator[bytes]], object] = list
+    ) -> pb.NextTaskResponse:
+        """`receive` gets the chunks of a model that may come first, unless it is the one that is `held`: its digest."""
+
+        def ask(session: str) -> pb.NextTaskResponse:
+            if not self.joined.brings_models:
+                return self._stub.NextTask(pb.NextTaskRequest(session=session), timeout=POLL_SECONDS)
+            # Without a time limit, as a download: keepalive tells a link that is dead.
+            call = self._take(pb.TakeTaskRequest(session=session, held=held()))
+            receive(self.telemetry.counting_received(call))
+            told = {one.key: one.value for one in call.trailing_metadata()}
+            return pb.NextTaskResponse.FromString(told[TASK_METADATA])
+
+        return self.repeat(ask)
 
     def open_upload(self, **fields: Any) -> pb.OpenUploadResponse:
         answer: pb.OpenUploadResponse = self._unary("OpenUpload", pb.OpenUploadRequest, CALL_SECONDS, **fields)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
 from fairfleet.common.codecs import CHUNK_BYTES, CHUNK_ELEMENTS, RAW32, Buffer, Codec
+from fairfleet.common.codecs.prediction import decode_predicted
 from fairfleet.common.errors import BadRequest, Corrupted, NotFinite, OutOfOrder
 from fairfleet.common.tensors import Model, Section, Signature, Vector, write_all
 from fairfleet.proto.v1.model_pb2 import Chunk
@@ -68,13 +69,13 @@ def model_pieces(model: Model, codec: Codec = RAW32) -> Pieces:
 
 
 class Feedback(Protocol):
-    """What earlier updates lost to their codec, and what this one loses, chunk by chunk."""
+    """What a lossy codec's updates have to do with each other, chunk by chunk."""
 
-    def add_to(self, first: int, values: Vector) -> None:
-        """Adds what was lost of the elements from `first` on."""
+    def before(self, first: int, values: Vector) -> bytes:
+        """Turns the values from element `first` on into those to be encoded; what it returns goes ahead of them."""
 
-    def keep(self, lost: Vector) -> None:
-        """Takes what the codec lost of the elements that follow those of the last call."""
+    def after(self, values: Vector, decoded: Vector) -> None:
+        """Learns what became of these values. Both arrays are its own from now on."""
 
 
 def digest_of(model: Model) -> bytes:
@@ -92,14 +93,13 @@ def update_pieces(
         end = min(first + codec.elements_per_chunk, size)
         part, decoded = part[: end - first], decoded[: end - first]
         np.subtract(received.parameters[first:end], trained.parameters[first:end], out=part)
-        if feedback is not None:
-            feedback.add_to(first, part)
+        ahead = b"" if feedback is None else feedback.before(first, part)
         check_finite(trained.signature, Section.PARAMETERS, first, part)
         data = codec.encode(part, (seed, first))
         if feedback is not None:
             codec.decode(data, decoded)
-            feedback.keep(np.subtract(part, decoded, out=decoded))
-        yield Section.PARAMETERS, first, end - first, data
+            feedback.after(part, decoded)
+        yield Section.PARAMETERS, first, end - first, b"".join((ahead, data)) if ahead else data
     yield from state_pieces(trained)
 
 
@@ -179,11 +179,13 @@ def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
 class Decoder:
     """Takes the chunks of one stream in order, each checked before a value of it is written into `into`.
 
-    `into.parameters` receives the decoded parameters: a model's, or an update's differences.
+    `into.parameters` receives the decoded parameters: a model's, or an update's differences. With a `base` its chunks
+    say how they differ from multiples of that.
     """
 
     into: Model
     codec: Codec
+    base: Vector | None = None
     offset_bytes: int = 0
     _digest: Digest = field(default_factory=Digest)
     _section: Section = Section.PARAMETERS
@@ -235,9 +237,14 @@ class Decoder:
                 raise BadRequest(f"{elements} counters take {8 * elements} bytes; the chunk has {len(data)}")
             self.into.counters[self._element : self._element + elements] = np.frombuffer(data, "<i8")
             return
-        codec = self.codec if self._section is Section.PARAMETERS else RAW32
-        out = self.into.vector(self._section)[self._element : self._element + elements]
-        codec.decode(data, out)
+        span = slice(self._element, self._element + elements)
+        out = self.into.vector(self._section)[span]
+        if self._section is not Section.PARAMETERS:
+            RAW32.decode(data, out)
+        elif self.base is None:
+            self.codec.decode(data, out)
+        else:
+            decode_predicted(self.codec, data, self.base[span], out)
         check_finite(self.into.signature, self._section, self._element, out)
 
     def _section_size(self) -> int:

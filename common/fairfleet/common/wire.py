@@ -20,6 +20,7 @@ MOST_DIMENSIONS = 64  # as in numpy
 MISTAKES_TOLD = 5
 UPLOAD_METADATA = "fairfleet-upload-bin"  # of an upload that was opened: its token
 ANNOUNCED_METADATA = "fairfleet-announced-bin"  # of one that is opened and sent in one call: its OpenUploadRequest
+TASK_METADATA = "fairfleet-task-bin"  # at the end of TakeTask: the NextTaskResponse
 RETRY_METADATA = "fairfleet-retry-seconds"  # of an error after which the same call may succeed: when
 ERROR_METADATA = "fairfleet-error"  # goes with every error that is the server's own word, and with no other
 

@@ -43,7 +43,7 @@ def save(path: Path, simulation: Simulation, told: str) -> None:
     }
     arrays: dict[str, Any] = {f"optimizer.{name}": vector for name, vector in vectors.items()}
     arrays |= {f"past.{client}": simulation.history.row(client) for client in past if simulation.history}
-    arrays |= {f"residual.{client}": values for client, values in simulation.coding.residuals.items()}
+    arrays |= {f"carried.{client}": values for client, values in simulation.coding.carried.items()}
     if simulation.average.total is not None:
         arrays["average"] = simulation.average.total
     model = simulation.model
@@ -71,7 +71,7 @@ def restore(path: Path, simulation: Simulation) -> str | None:
     simulation.state = ServerState(rule, optimizer if facts["has_optimizer"] else None)
     simulation.first_losses, simulation.participations = facts["first_losses"], facts["participations"]
     simulation.average.count, simulation.average.total = facts["averaged"], arrays.get("average")
-    simulation.coding.residuals = _with_prefix(arrays, "residual.")
+    simulation.coding.carried = _with_prefix(arrays, "carried.")
     rows = _with_prefix(arrays, "past.")
     simulation.past = [(PastRow(**past), rows[past["client"]]) for past in facts["past"]]
     simulation.last_reports = {client: (number, loss) for client, (number, loss) in facts["last_reports"].items()}

@@ -1,4 +1,4 @@
-"""Updates on their way through a codec, with error feedback, and what the server's picture of them loses by it.
+"""Updates on their way through a codec, with error feedback or prediction, and what the server loses of them by it.
 
 The codec draws from a generator of its own, seeded by the client's plan: two runs that differ in their codec alone
 ask the same clients and draw the same batches.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairfleet.common.codecs import codec_named, roundtrip
+from fairfleet.common.codecs import codec_named, is_predicted, roundtrip
 from fairfleet.common.tensors import Vector
 from fairfleet.lab.cohort import Rows
 
@@ -30,10 +30,10 @@ class Coded(NamedTuple):
 class Coding:
     """One codec for everybody, as the server's policy has it."""
 
-    def __init__(self, codec: str, error_feedback: bool) -> None:
+    def __init__(self, codec: str, error_feedback: bool, prediction: bool = True) -> None:
         self.codec, self.error_feedback = codec, error_feedback
-        self.lossy = codec_named(codec).lossy
-        self.residuals: dict[str, Vector] = {}  # by client: what its updates have lost so far
+        self.lossy, self.predicts = codec_named(codec).lossy, prediction and is_predicted(codec)
+        self.carried: dict[str, Vector] = {}  # by client: its last update, or else what its updates have lost so far
 
     def send(self, clients: Sequence[str], rows: Rows, seeds: Sequence[int]) -> Coded | None:
         """Overwrites the rows with what the server decodes; None where that is what they are."""
@@ -44,11 +44,16 @@ class Coding:
         return Coded(float(np.mean(sizes)), *compared(trained, rows @ rows.T))
 
     def _send(self, client: str, row: Vector, seed: int) -> int:
-        if client in self.residuals:
-            row += self.residuals[client]
-        sent = roundtrip(self.codec, row, seed)
-        if self.error_feedback:
-            self.residuals[client] = row - sent.decoded
+        carried = self.carried.get(client)
+        if self.predicts:
+            sent = roundtrip(self.codec, row, seed, carried)
+            self.carried[client] = sent.decoded
+        else:
+            if carried is not None:
+                row += carried
+            sent = roundtrip(self.codec, row, seed)
+            if self.error_feedback:
+                self.carried[client] = row - sent.decoded
         row[:] = sent.decoded
         return sent.encoded_bytes
 

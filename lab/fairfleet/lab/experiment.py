@@ -63,6 +63,7 @@ class Experiment(BaseModel):
     admission: Admission = Field(default=Admission(), description="what is done about updates out of the ordinary")
     codec: str = Field(default="raw32", description="that updates pass through: int8, topk:0.01, int8+zstd, …")
     error_feedback: bool = Field(default=True, description="what a lossy codec leaves out is sent with the next")
+    prediction: bool = Field(default=True, description="topk: updates are told by the client's last one")
     learning_rate_decay: float = Field(default=1.0, gt=0, le=1, description="of the clients' rate, per round")
     loss: Literal["before", "after"] = Field(default="before", description="training: which loss the rule is told")
     loss_total: bool = Field(default=False, description="the rule is told the sum over the samples, not their mean")
@@ -144,6 +145,7 @@ def federation(experiment: Experiment, data_dir: Path | None, engine: Engine = "
         admission=experiment.admission,
         codec=experiment.codec,
         error_feedback=experiment.error_feedback,
+        prediction=experiment.prediction and experiment.privacy is None,
         learning_rate_decay=experiment.learning_rate_decay,
         loss=experiment.loss,
         loss_total=experiment.loss_total,

@@ -50,6 +50,7 @@ class Federation:
     admission: Admission = field(default_factory=Admission)
     codec: str = "raw32"
     error_feedback: bool = True
+    prediction: bool = True
     learning_rate_decay: float = 1.0  # of the clients' rate, per round
     loss: Literal["before", "after"] = "before"  # which loss the rule is told; after training: as easyFL had it
     loss_total: bool = False  # the sum over the samples instead of their mean, as some papers' q-FedAvg has it

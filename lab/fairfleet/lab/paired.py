@@ -110,7 +110,7 @@ def _setting(run: Run) -> str:
 
 def _pair(run: Run) -> str:
     """The same for runs that differ by their codec alone."""
-    return run.experiment.model_copy(update={"codec": RAW, "error_feedback": True}).key()
+    return run.experiment.model_copy(update={"codec": RAW, "error_feedback": True, "prediction": True}).key()
 
 
 def _row(setting: str, label: str, codec: str, runs: Sequence[Run], partners: dict[str, Run]) -> Row:

@@ -65,7 +65,7 @@ class Simulation:
         self.state = ServerState()
         self.first_losses: dict[str, float] = {}
         self.participations: dict[str, int] = {}
-        self.coding = Coding(federation.codec, federation.error_feedback)
+        self.coding = Coding(federation.codec, federation.error_feedback, federation.prediction)
         self.last_reports: dict[str, tuple[int, float]] = {}  # by client: the round, and the loss it told
         self.watched = Watched()
         self.average = Average()

@@ -27,6 +27,7 @@ MEMBERS = CLIENT | OPERATOR
 TABLE: dict[str, frozenset[Role]] = {
     "/fairfleet.v1.Fleet/Join": CLIENT,
     "/fairfleet.v1.Fleet/NextTask": CLIENT,
+    "/fairfleet.v1.Fleet/TakeTask": CLIENT,
     "/fairfleet.v1.Fleet/FetchModel": CLIENT,
     "/fairfleet.v1.Fleet/OpenUpload": CLIENT,
     "/fairfleet.v1.Fleet/SendUpload": CLIENT,

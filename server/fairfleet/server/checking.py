@@ -14,6 +14,7 @@ import numpy as np
 
 from fairfleet.common.errors import FleetError, StateDirError
 from fairfleet.common.tensors import Model, Section
+from fairfleet.server.bases import Bases
 from fairfleet.server.committing import layer_sizes, read_model
 from fairfleet.server.history import file_name
 from fairfleet.server.journal import event_from_json
@@ -71,12 +72,13 @@ def _readable(store: Store, file: str) -> Finding:
 
 
 def _updates(store: Store) -> Iterator[Finding]:
-    row = Model.empty(store.signature())
-    for update in store.updates_of(store.current_round().number):
+    number, row = store.current_round().number, Model.empty(store.signature())
+    bases = Bases(store.folder / "bases", number)
+    for update in store.updates_of(number):
         if update.file:
             yield update.file, ""
             try:
-                rebuild(row, store.folder / update.file, update)
+                rebuild(row, store.folder / update.file, update, bases)
             except FleetError as error:
                 yield "", str(error)
 

@@ -10,17 +10,19 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fairfleet.common.codecs import is_predicted
 from fairfleet.common.errors import Bug, FleetError, StateDirError
 from fairfleet.common.tensors import Model, Section, Signature, Vector, add_change
 from fairfleet.server.admission import OFF, RECENT, Admission, Gate, Watched
 from fairfleet.server.aggregation import Aggregation, ServerState, Taken
+from fairfleet.server.bases import Bases
 from fairfleet.server.client_records import first_losses, losses_at_start, recent_losses, update_counts
 from fairfleet.server.conflict_map import ConflictMap
 from fairfleet.server.downlink import DOWNLINK, Change, Downlink
@@ -34,6 +36,7 @@ from fairfleet.server.rules.base import PastRow, Trials
 from fairfleet.server.sealed import load_vectors
 from fairfleet.server.settings import HistorySettings
 from fairfleet.server.store import Store, StoredModel, StoredUpdate
+from fairfleet.server.tensor_files import model_file, vectors_file
 from fairfleet.server.verification import Terms
 
 DEFAULT_HISTORY = HistorySettings()
@@ -42,9 +45,10 @@ NO_CHANGE = Change(None, None)
 
 @dataclass(frozen=True)
 class Committed:
-    """A model that is on the disk and ready to be sent; it becomes the federation's by one transaction."""
+    """A model that is ready to be sent, and on its way to the disk; it becomes the federation's by one transaction."""
 
     stored: StoredModel
+    written: Future[float]  # done when its files are on the disk: in so many seconds
     model: Model
     publication: Publication
     state: ServerState
@@ -99,8 +103,10 @@ class Committer:
         downlink: Downlink,
         admission: Admission = OFF,
         privacy: Disguised | None = None,
+        bases: Bases | None = None,
     ) -> None:
         self.downlink = downlink
+        self._bases = bases  # none: updates are told by themselves
         self._privacy = privacy
         self.model = model
         self.publication = publication
@@ -132,6 +138,7 @@ class Committer:
         model_codec: str = "raw32",
         admission: Admission = OFF,
         privacy: Disguised | None = None,
+        bases: Bases | None = None,
     ) -> Committer:
         """`codec` is that of changes, of which so many are kept; `model_codec` is that of whole models."""
         stored = store.model(version)
@@ -147,7 +154,7 @@ class Committer:
                 f"database says {stored.digest.hex()[:16]}…. Restore the state directory from a backup."
             )
         state = load_state(stored, recipe, vectors)
-        return cls(store, recipe, model, publication, state, keeping, downlink, admission, privacy)
+        return cls(store, recipe, model, publication, state, keeping, downlink, admission, privacy, bases)
 
     def past_rows(self) -> list[PastRow]:
         return list(self._past.history.rows().values()) if self._past else []
@@ -246,35 +253,39 @@ class Committer:
         return self._stored(made, updates, change, proposal.seconds + time.perf_counter() - began, workers)
 
     def _stored(self, made: Made, updates: Updates, change: Change, seconds: float, workers: Executor) -> Committed:
-        """Puts the model in the spare memory on the disk, and what goes with it."""
-        began = time.perf_counter()
+        """Begins to put the model in the spare memory on the disk, and what goes with it."""
         version, model, taken = self.publication.version + 1, self._spare, made.taken
         publishing = workers.submit(Publication.of, version, model, self.downlink.steady)
-        file = self._store.files.write_model(version, model)
         numbers, vectors = dump_state(taken.state)
         if change.residual is not None:
             vectors = {**vectors, DOWNLINK: change.residual}
-        vectors_file = self._store.files.write_vectors(version, vectors)
+        written = workers.submit(self._write, version, model, vectors)
         # Before the commit, because the rows' memory is free after it, and the commit names their files.
         counted = {client: updates[client] for client in taken.reports}
         rows = {client: row.parameters for client, (_, row) in counted.items()}
         kept = made.aggregation.remember(rows, made.reports)
         evicted = self._past.make_room(version) if self._past else []
+        if self._bases:
+            bases = {
+                client: (u.digest, row.parameters) for client, (u, row) in updates.items() if is_predicted(u.codec)
+            }
+            self._bases.write(version - 1, bases)
         publication = publishing.result()
         record = {
             **record_of(version - 1, publication.digest, counted, taken.diagnostics),
             **admission_record(taken.findings),
             "bytes_received": sum(update.size_bytes for update, _ in updates.values()),
             "aggregation_seconds": seconds,
-            "commit_seconds": time.perf_counter() - began,
             "history_evicted": len(evicted),
         }
         remembered = tuple(updates[client][0] for client in kept if client not in evicted)
         forgotten = tuple(self._past.unneeded()) if self._past else ()
-        stored = StoredModel(version, publication.digest, file, numbers, vectors_file)
+        beside = vectors_file(version) if vectors else None
+        stored = StoredModel(version, publication.digest, model_file(version), numbers, beside)
         told = json.dumps(record["diagnostics"])
         return Committed(
             stored,
+            written,
             model,
             publication,
             taken.state,
@@ -285,6 +296,12 @@ class Committer:
             change,
             taken.diagnostics.conflict_map,
         )
+
+    def _write(self, version: int, model: Model, vectors: Mapping[str, Any]) -> float:
+        began = time.perf_counter()
+        self._store.files.write_model(version, model)
+        self._store.files.write_vectors(version, vectors)
+        return time.perf_counter() - began
 
     def adopt(self, committed: Committed, updates: Updates) -> None:
         """The model was committed: it is the newest now."""
@@ -298,6 +315,8 @@ class Committer:
         self.conflict_map = committed.conflict_map
         if self._past:
             self._past.settle()
+        if self._bases:
+            self._bases.settle()
 
     def _report(self, update: StoredUpdate) -> Report:
         report = update.report

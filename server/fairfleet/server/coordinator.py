@@ -17,6 +17,7 @@ from fairfleet.common.privacy import Terms
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
+from fairfleet.server.bases import Bases
 from fairfleet.server.callers import Call, OpenCalls, check_speaks_for
 from fairfleet.server.client_records import known_clients
 from fairfleet.server.committing import Proposal
@@ -113,6 +114,15 @@ class Coordinator:
         return self._loop.committer.downlink
 
     @property
+    def predicts(self) -> bool:
+        """Whether updates may be told by earlier ones."""
+        return self._loop.predicts
+
+    @property
+    def bases(self) -> Bases:
+        return self._loop.intake.bases
+
+    @property
     def conflict_map(self) -> ConflictMap | None:
         """Of the newest committed round, unless it was too large or of an earlier run of the server."""
         return self._loop.committer.conflict_map
@@ -175,10 +185,40 @@ class Coordinator:
         """What the client is to do; None when there is nothing yet, or nothing ever again (see `round`)."""
         session = self.session(id)
         self.gate.polls.take(session.client, self._now())
+        await self._until_news(session)
+        return self._assignment(session)
+
+    async def next_model(self, id: str) -> Publication | None:
+        """What the client's next task is about, as soon as it is there: perhaps while it is being committed.
+
+        None: there is no task yet, nor ever again. The task itself comes after it, see `task_of_model`.
+        """
+        session = self.session(id)
+        self.gate.polls.take(session.client, self._now())
+        if self._ahead(session.client) is None:
+            await self._until_news(session, for_models=True)
+        if self._roster.assignment(session.client) is not None:
+            return self.publication
+        return self._ahead(session.client)
+
+    async def task_of_model(self, id: str) -> Assignment | None:
+        """What the client is to do with the model that it was just sent."""
+        session = self.session(id)
+        if self._ahead(session.client) is not None:
+            await self._until_news(session)
+        return self._assignment(session)
+
+    def _ahead(self, client: str) -> Publication | None:
+        ahead = self._loop.ahead
+        return ahead.publication if ahead and client in ahead.clients else None
+
+    async def _until_news(self, session: Session, *, for_models: bool = False) -> None:
         idle = self._roster.assignment(session.client) is None
         if idle and self._loop.round.phase is not Phase.FINISHED and not self.stopping:
-            await self._roster.wait(session)
-            self.session(id)  # it may have been superseded or revoked meanwhile
+            await self._roster.wait(session, for_models=for_models)
+            self.session(session.id)  # it may have been superseded or revoked meanwhile
+
+    def _assignment(self, session: Session) -> Assignment | None:
         assignment = self._roster.assignment(session.client)
         if assignment is not None and assignment.id != session.told:
             session.told = assignment.id

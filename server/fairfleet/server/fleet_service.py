@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from fairfleet.common import wire
-from fairfleet.common.codecs import needs
+from fairfleet.common.codecs import is_predicted, needs
 from fairfleet.common.errors import (
     BadRequest,
     Corrupted,
@@ -25,7 +25,7 @@ from fairfleet.common.errors import (
 )
 from fairfleet.common.identity import is_name
 from fairfleet.proto.v1 import fleet_pb2 as pb
-from fairfleet.server.callers import caller, check_speaks_for
+from fairfleet.server.callers import Call, caller, check_speaks_for
 from fairfleet.server.codec_policy import Uplinks
 from fairfleet.server.coordinator import Coordinator
 from fairfleet.server.handlers import Context
@@ -39,7 +39,7 @@ from fairfleet.server.uploads import Announced, Upload
 
 MOST_LETTERS = 64
 MOST_CODECS = 64
-RAW_STREAMS = frozenset({"FetchModel", "SendUpload"})
+RAW_STREAMS = frozenset({"TakeTask", "FetchModel", "SendUpload"})
 
 
 class FleetService:
@@ -88,6 +88,7 @@ class FleetService:
             tuple(request.codecs),
             request.verifies,
             request.since,
+            request.predicts,
         )
         self._codecs.choose(member.client, member.codecs)  # or it is refused here, not when it has trained
         session = await self._coordinator.join(member)
@@ -99,6 +100,7 @@ class FleetService:
             federation=settings.name,
             signature=self._signature,
             privacy=self._privacy,
+            brings_models=True,
         )
 
     def _check_model(self, request: pb.JoinRequest) -> None:
@@ -114,16 +116,33 @@ class FleetService:
                 )
 
     async def NextTask(self, request: pb.NextTaskRequest, context: Context) -> pb.NextTaskResponse:  # noqa: N802
+        return self._answer(request.session, await self._coordinator.next_task(request.session))
+
+    async def TakeTask(self, request: pb.TakeTaskRequest, context: Context) -> AsyncIterator[bytes]:  # noqa: N802
         coordinator = self._coordinator
-        assignment = await coordinator.next_task(request.session)
+        model = await coordinator.next_model(request.session)
+        if model is not None and model.digest != request.held and not self._shorter(model):
+            with self._downloading(request.session, context) as call:
+                for message in self._counted(model.messages_from(0), model.codec):
+                    with call.sending():
+                        yield message
+        answer = self._answer(request.session, await coordinator.task_of_model(request.session))
+        context.set_trailing_metadata(((wire.TASK_METADATA, answer.SerializeToString()),))
+
+    def _shorter(self, model: Publication) -> bool:
+        """Whether clients may have it in another form, or none may have it any more."""
+        return bool(self._coordinator.downlink.changes or model.compact or model.retired)
+
+    def _answer(self, session: str, assignment: Assignment | None) -> pb.NextTaskResponse:
+        coordinator = self._coordinator
         if coordinator.stopping:
             raise TryLater("the server is stopping; try again")
         if assignment is not None:
-            return self._task(request.session, assignment)
+            return self._task(session, assignment)
         if coordinator.round.phase is Phase.FINISHED:
-            coordinator.told_finished(request.session)
+            coordinator.told_finished(session)
             return pb.NextTaskResponse(finished=pb.Finished(reason=coordinator.round.stopping))
-        return pb.NextTaskResponse(wait=pb.Wait(retry_after_seconds=coordinator.send_away(request.session)))
+        return pb.NextTaskResponse(wait=pb.Wait(retry_after_seconds=coordinator.send_away(session)))
 
     def _task(self, session: str, assignment: Assignment) -> pb.NextTaskResponse:
         coordinator, publication = self._coordinator, self._coordinator.publication
@@ -142,19 +161,26 @@ class FleetService:
         if assignment.kind == "verify":
             return self._verify_task(assignment, model, left)
         plan = coordinator.plan.for_client(member.client, assignment.version)
+        codec = self._codecs.choose(member.client, member.codecs, self._uplinks.of(member.client))
         return pb.NextTaskResponse(
             train=pb.TrainTask(
                 id=assignment.id,
                 round=assignment.version,
                 model=model,
                 plan=wire.plan_out(plan),
-                codec=self._codecs.choose(member.client, member.codecs, self._uplinks.of(member.client)),
+                codec=codec,
                 seconds_left=left,
                 report_gradient_norm="gradient_norm" in coordinator.recipe.rule.needs().reports,
                 error_feedback=coordinator.settings.compression.error_feedback,
+                prediction=self._prediction(member, codec),
                 privacy=self._privacy,
             )
         )
+
+    def _prediction(self, member: Member, codec: str) -> pb.Prediction | None:
+        if not (self._coordinator.predicts and member.predicts and is_predicted(codec)):
+            return None
+        return pb.Prediction(base=self._coordinator.bases.digest_of(member.client))
 
     def _verify_task(self, assignment: Assignment, model: pb.ModelRef, left: float) -> pb.NextTaskResponse:
         proposal = self._coordinator.proposal
@@ -188,18 +214,27 @@ class FleetService:
         )
 
     async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:  # noqa: N802
-        client = self._coordinator.session(request.session).client
+        self._coordinator.session(request.session)
         publication = self._published(request)
         codec = self._coordinator.downlink.codec if request.change else publication.codec
-        downloads = self._coordinator.gate.downloads
+        with self._downloading(request.session, context) as call:
+            for message in self._counted(publication.messages_from(request.offset_bytes), codec):
+                with call.sending():
+                    yield message
+
+    @contextlib.contextmanager
+    def _downloading(self, session: str, context: Context) -> Iterator[Call]:
+        client, downloads = self._coordinator.session(session).client, self._coordinator.gate.downloads
         downloads.take(client)
         # Not sooner: till then gRPC may hold a message. (The stubs think of grpc's other kind of context.)
         context.add_done_callback(lambda _: downloads.give_back(client))  # type: ignore[arg-type]
         with self._coordinator.transferring(client) as call:
-            for message in publication.messages_from(request.offset_bytes):
-                with call.sending():
-                    yield message
-                self._coordinator.traffic.gave(codec, len(message))
+            yield call
+
+    def _counted(self, messages: Iterable[bytes], codec: str) -> Iterator[bytes]:
+        for message in messages:
+            yield message
+            self._coordinator.traffic.gave(codec, len(message))
 
     def _published(self, request: pb.FetchModelRequest) -> Publication:
         newest = self._coordinator.publication
@@ -229,7 +264,8 @@ class FleetService:
         client = coordinator.session(request.session).client
         with self._counting_refusals():
             said = wire.report_in(request.report), wire.privacy_in(request.privacy)
-            announced = Announced(client, request.round, request.codec, request.size_bytes, request.digest, *said)
+            named = (request.codec, request.size_bytes, request.digest)
+            announced = Announced(client, request.round, *named, *said, request.base)
             opened = await coordinator.uploads.open(announced, request.model_digest)
         if isinstance(opened, Receipt):
             coordinator.traffic.outcomes["repeated" if opened.counted else "late"] += 1

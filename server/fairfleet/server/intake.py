@@ -12,7 +12,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from fairfleet.common.errors import WrongState
-from fairfleet.common.tensors import Model, Section, Signature
+from fairfleet.common.tensors import Model, Section, Signature, Vector
+from fairfleet.server.bases import Bases
 from fairfleet.server.store import Store, StoredUpdate
 from fairfleet.server.turns import Turn, Work
 from fairfleet.server.uploads import Announced, Upload, rebuild
@@ -53,11 +54,19 @@ class Rows:
 
 class Intake:
     def __init__(
-        self, store: Store, signature: Signature, durable: bool, limit_bytes: int | None, workers: Executor
+        self,
+        store: Store,
+        signature: Signature,
+        durable: bool,
+        limit_bytes: int | None,
+        workers: Executor,
+        keep_bases: int | None = None,
     ) -> None:
+        """`keep_bases` is how many bytes of disk the bases of updates may take."""
         self.durable = durable  # an update is on the disk before its receipt is given
         self.limit_bytes = limit_bytes or raw_bytes(signature)
         self.whole: dict[str, tuple[StoredUpdate, Model]] = {}  # by client
+        self.bases = Bases(store.folder / "bases", store.current_round().number, keep_bases)
         self._store = store
         self._rows = Rows(signature)
         self._under_way: dict[str, Upload] = {}  # by client
@@ -70,15 +79,14 @@ class Intake:
         """The round is these clients'."""
         self._rows.expect(clients)
 
-    def upload_for(self, announced: Announced, in_memory: bool = False) -> Upload:
+    def upload_for(self, announced: Announced, base: Vector | None = None, in_memory: bool = False) -> Upload:
         """The upload of this very update, perhaps begun; another of the same client is dropped."""
-        upload = self._under_way.get(announced.client)
-        if upload is None or (upload.announced.round, upload.announced.digest) != (announced.round, announced.digest):
-            self.drop_of(announced.client)
-            path = None if in_memory else self._path(announced)
-            upload = self._under_way[announced.client] = Upload(
-                announced, self._rows.take(announced.client), path, self._turn_of(announced.client)
-            )
+        client, upload = announced.client, self._under_way.get(announced.client)
+        if upload is None or _names(upload.announced) != _names(announced):
+            self.drop_of(client)
+            path, begun = (None, False) if in_memory else self._path(announced)
+            row, turn = self._rows.take(client), self._turn_of(client)
+            upload = self._under_way[client] = Upload(announced, row, path, turn, base, begun=begun)
         return upload
 
     def opened(self, upload: Upload) -> None:
@@ -116,6 +124,7 @@ class Intake:
             announced.size_bytes,
             announced.report,
             str(upload.path.relative_to(self._store.folder)) if upload.path else None,
+            announced.base or None,
         )
 
     def give_back(self, upload: Upload) -> None:
@@ -148,7 +157,7 @@ class Intake:
     def restore(self, update: StoredUpdate) -> None:
         """Takes an update up again that an earlier run of the server gave a receipt for."""
         row = self._rows.take(update.client)
-        rebuild(row, self._store.folder / (update.file or ""), update)
+        rebuild(row, self._store.folder / (update.file or ""), update, self.bases)
         self.whole[update.client] = (update, row)
 
     def go_on_without(self, client: str, round: int, *, wanted: bool) -> None:
@@ -183,10 +192,14 @@ class Intake:
         self._under_way.pop(upload.announced.client, None)
         self._open.pop(upload.token, None)
 
-    def _path(self, announced: Announced) -> Path | None:
+    def _path(self, announced: Announced) -> tuple[Path | None, bool]:
         if not self.durable:
-            return None
+            return None, False
         return self._store.files.upload_path(announced.round, announced.client, announced.digest)
+
+
+def _names(announced: Announced) -> tuple[int, bytes, bytes]:
+    return announced.round, announced.digest, announced.base
 
 
 def raw_bytes(signature: Signature) -> int:

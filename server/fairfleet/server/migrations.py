@@ -74,10 +74,17 @@ def keep_tokens(connection: Connection, folder: Path) -> None:
         connection.execute(sa.text(f"CREATE TABLE IF NOT EXISTS {table}"))
 
 
+def name_bases(connection: Connection, folder: Path) -> None:
+    """5 -> 6: updates that are told by an earlier one say by which."""
+    if "base" not in {column["name"] for column in sa.inspect(connection).get_columns("updates")}:
+        connection.execute(sa.text("ALTER TABLE updates ADD COLUMN base TEXT"))
+
+
 # From each version to the next.
 MIGRATIONS: dict[int, Migration] = {
     1: name_history_rows,
     2: measure_steps,
     3: find_cut_off_by_client,
     4: keep_tokens,
+    5: name_bases,
 }

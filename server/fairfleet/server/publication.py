@@ -54,8 +54,12 @@ class Publication:
         if self.compact:
             self.compact.retire()
 
+    @property
+    def retired(self) -> bool:
+        return not self._messages and self.size_bytes > 0
+
     def messages_from(self, offset_bytes: int) -> Iterator[bytes]:
-        if not self._messages and self.size_bytes:
+        if self.retired:
             raise NotKept(f"version {self.version} is being replaced by the next; ask for the next task")
         at = bisect_left(self._offsets, offset_bytes)
         if at == len(self._offsets) or self._offsets[at] != offset_bytes:

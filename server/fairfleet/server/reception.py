@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairfleet.common import wire
-from fairfleet.common.errors import Refused, TryLater, WrongState
+from fairfleet.common.errors import Refused, StateDirError, TryLater, WrongState
+from fairfleet.common.tensors import Vector
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server import rounds
 from fairfleet.server.descent_records import Reported, late_report_write
@@ -82,13 +83,20 @@ class Reception:
         late = number < self._loop.round.number
         if not late and not self._loop.round.takes_update_of(client):
             raise WrongState(f"client {client} was not asked to train in round {number}; ask for a new task")
-        upload = self._intake.upload_for(announced, in_memory=late)
+        base = await self._base_of(announced) if announced.base else None
+        upload = self._intake.upload_for(announced, base, in_memory=late)
         await self._unless(upload.opens_at_once, upload.reopen)
         if not self._intake.holds(upload):
             upload.discard()
             raise WrongState(f"round {number} went on while the upload was opened; ask for a new task")
         self._intake.opened(upload)
         return upload
+
+    async def _base_of(self, announced: Announced) -> Vector:
+        try:
+            return await self._threads.in_worker(self._intake.bases.read, announced.client, announced.base)
+        except StateDirError as error:  # the base's file is damaged, and not held any more
+            raise WrongState(f"the update of {announced.client} cannot be read: {error} Ask for a new task.") from error
 
     async def _check_model(self, client: str, number: int, model_digest: bytes) -> None:
         late = number < self._loop.round.number

@@ -41,6 +41,7 @@ class Roster:
         self.sessions = sessions
         self._assignments: dict[str, Assignment] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._for_models: set[str] = set()  # those of them that also take a model
 
     def assignment(self, client: str) -> Assignment | None:
         return self._assignments.get(client)
@@ -63,10 +64,12 @@ class Roster:
         self._assignments.clear()
         self.wake_all()
 
-    async def wait(self, session: Session) -> None:
+    async def wait(self, session: Session, *, for_models: bool = False) -> None:
         """Until there is news for this client, or a poll was held long enough. The lease does not run meanwhile."""
         self.wake(session.client)  # an older poll of the same client was given up by it
         woken = self._waiting[session.client] = asyncio.get_running_loop().create_future()
+        if for_models:
+            self._for_models.add(session.client)
         session.polls += 1
         try:
             await asyncio.wait([woken], timeout=POLL_SECONDS)
@@ -74,9 +77,15 @@ class Roster:
             session.polls -= 1
             session.last_seen = asyncio.get_running_loop().time()
             if self._waiting.get(session.client) is woken:
-                del self._waiting[session.client]
+                self.wake(session.client)
+
+    def wake_for_models(self, clients: frozenset[str]) -> None:
+        """Those of them that take a model before their task."""
+        for client in self._for_models & clients:
+            self.wake(client)
 
     def wake(self, client: str) -> None:
+        self._for_models.discard(client)
         woken = self._waiting.pop(client, None)
         if woken is not None and not woken.done():
             woken.set_result(None)

@@ -1,7 +1,8 @@
 """The shell round the pure round: it feeds time and messages into `rounds.step`, makes the outcome durable, and then
 does what was decided.
 
-One lock orders the events of the round, and nothing is visible to a client before it is durable.
+One lock orders the events of the round, and nothing is visible to a client before it is durable; but the bytes of the
+next model may be on their way to those who will be asked about it, to whom they mean nothing without their task.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+from sqlalchemy.engine import Connection
 
 from fairfleet.common import wire
 from fairfleet.common.errors import WrongState, short
@@ -28,6 +31,7 @@ from fairfleet.server.evaluating import unanswered
 from fairfleet.server.evaluation_records import evaluation_write
 from fairfleet.server.facts import Write
 from fairfleet.server.intake import Intake
+from fairfleet.server.publication import Publication
 from fairfleet.server.roster import Roster
 from fairfleet.server.round_records import record_out
 from fairfleet.server.rounds import Phase, Round
@@ -46,6 +50,14 @@ log = logging.getLogger(__name__)
 PAST_TRAINING = (Phase.AGGREGATING, Phase.VERIFYING, Phase.COMMITTING)  # the round no longer takes updates
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """A model that is being committed, and whom the next step of the federation asks about it."""
+
+    publication: Publication
+    clients: frozenset[str]
+
+
 class RoundLoop:
     """Holds the round under way, and everything that its events and actions concern."""
 
@@ -61,7 +73,12 @@ class RoundLoop:
         self.revoked = store.revoked()  # clients, with the reason
         self.sessions, self.roster = sessions, Roster(sessions)
         durable, limit_bytes = settings.durability == "update", settings.limits.upload_bytes
-        self.intake = Intake(store, store.signature(), durable, limit_bytes, self.threads.workers)
+        compression = settings.compression
+        self.intake = Intake(
+            store, store.signature(), durable, limit_bytes, self.threads.workers, compression.prediction_bytes
+        )
+        # The rows of a private federation are clipped: what the server would keep is not what its client sent.
+        self.predicts = compression.prediction and settings.privacy is None
         self.lock = asyncio.Lock()
         self.round = Round(0)
         self.stopping = False  # the server, not the federation: nothing new is begun
@@ -69,6 +86,7 @@ class RoundLoop:
         self.newest_record: dict[str, Any] = {}  # of the newest round that this run of the server committed
         self.all_told = asyncio.Event()  # that the federation is finished: nobody is connected any more
         self.verifying: Verifying | None = None  # the step that is being tried
+        self.ahead: Ahead | None = None  # while a transaction makes it durable
         self._settings, self._recipe = settings, recipe
         self.spending = Spending(store, settings.privacy, recipe) if settings.privacy else None
         self._terms = settings.verification.terms() if settings.verification else None
@@ -98,7 +116,9 @@ class RoundLoop:
             down.model,
             self._settings.admission,
             wanted.disguised(self._settings.cohort) if wanted else None,
+            self.intake.bases if self.predicts else None,
         )
+        await self.threads.in_worker(self.intake.bases.clear_away)
         named = await self.threads.in_database(self.store.named_files)
         await self.threads.in_worker(self.store.files.delete_unnamed, named, stored.number)
         self.aftermath = await self.threads.in_database(Aftermath, self.store, stored.number)
@@ -206,13 +226,14 @@ class RoundLoop:
         self,
         *events: rounds.Event,
         writes: Sequence[Write] = (),
-        news: Sequence[dict[str, Any]] = (),
+        news: Iterable[dict[str, Any]] = (),
+        ahead: Publication | None = None,
         and_then: Callable[[], None] = lambda: None,
     ) -> None:
         """Events and what follows from them, under the lock: decided, on the disk by one transaction, then visible.
 
         Without an event, only what may follow: the connected clients may suffice for something by now. `news` of
-        the events is told before what they lead to.
+        the events is told before what they lead to. `ahead` is a model that these events commit.
         """
         round, facts, todo = self.round, list[Fact](), list[tuple[rounds.Action, Round]]()
         left = deque(events)
@@ -225,6 +246,8 @@ class RoundLoop:
         silent = unanswered(facts, self.sessions)
         writes = [*writes, *(evaluation_write(v, client, None, why) for v, client, why in silent)]
         only_in_memory = not self.intake.durable and all(isinstance(e, rounds.UpdateStored) for _, e, _ in facts)
+        if ahead is not None:
+            self._send_ahead(ahead, [action for action, _ in todo])
         if writes or (facts and not only_in_memory):
             await self.threads.in_database(self.store.record, facts, round, *writes)
         for piece in news:
@@ -236,6 +259,12 @@ class RoundLoop:
         and_then()
         for action, at in todo:
             self._carry_out(action, at)
+
+    def _send_ahead(self, publication: Publication, decided: Sequence[rounds.Action]) -> None:
+        """Sending takes long, and so does the disk: the one need not wait for the other, only the task for both."""
+        asked = [action.clients for action in decided if isinstance(action, (rounds.Train, rounds.Evaluate))]
+        self.ahead = Ahead(publication, frozenset().union(*asked))
+        self.roster.wake_for_models(self.ahead.clients)
 
     def _choose(self, round: Round) -> rounds.Event | None:
         """What follows by itself: an end that is reached, or clients to be asked."""
@@ -359,13 +388,9 @@ class RoundLoop:
         if self.spending:
             draw = self.spending.draw(*self.scheduler.lot_of(self.round))
             record["privacy"] = {"where": self.spending.privacy.where, "drawn": draw is not None}
-        keep = self._settings.keep_models
-        writes = [
-            self.store.commit_writes(committed.stored, record, keep),
-            self.store.history_write(committed.remembered, committed.forgotten),
-        ]
+        writes = [self.store.history_write(committed.remembered, committed.forgotten)]
         if not self.intake.durable:
-            writes = [self.store.update_write(update) for update, _ in self.intake.whole.values()] + writes
+            writes += [self.store.update_write(update) for update, _ in self.intake.whole.values()]
 
         # Before the next round's clients are chosen, which the same transaction does.
         updates = [update for update, _ in self.intake.whole.values()]
@@ -376,19 +401,36 @@ class RoundLoop:
         self.scheduler.counted(updates)
         told = self.aftermath.committed(self.round.number, updates, sorted(self.round.late))
 
+        def on_disk(_: Connection) -> None:
+            record["commit_seconds"] = committed.written.result()
+
+        # Last, because the transaction may name only files that are on the disk.
+        writes += [
+            *told.writes,
+            on_disk,
+            self.store.commit_writes(committed.stored, record, self._settings.keep_models),
+        ]
+
         def publish() -> None:
-            self.verifying = None
+            self.verifying = self.ahead = None
             self.committer.adopt(committed, self.intake.whole)
             self.intake.clear(committed.stored.version, self._keeps_late)
             self.rows_evicted += record["history_evicted"]
             self.newest_record = record
 
-        news: list[dict[str, Any]] = []
-        if told.measured:
-            news.append({"step_measured": measured_out(told.measured)})
-        news.append({"round_committed": pb.RoundCommitted(record=record_out(record, committed.diagnostics_json))})
+        def news() -> Iterator[dict[str, Any]]:
+            if told.measured:
+                yield {"step_measured": measured_out(told.measured)}
+            yield {"round_committed": pb.RoundCommitted(record=record_out(record, committed.diagnostics_json))}
+
         stored = rounds.ModelStored(committed.stored.version)
-        await self.apply(stored, writes=[*writes, *told.writes], news=news, and_then=publish)
+        ahead = committed.publication if self._may_go_ahead(committed) else None
+        await self.apply(stored, writes=writes, news=news(), ahead=ahead, and_then=publish)
+
+    def _may_go_ahead(self, committed: Committed) -> bool:
+        """Not where clients can have it shorter, nor where its release must be on record before it is released."""
+        shorter = committed.change.publication or committed.publication.compact
+        return shorter is None and self.spending is None
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 metadata = sa.MetaData()
 meta = sa.Table("meta", metadata, sa.Column("key", sa.Text, primary_key=True), sa.Column("value", sa.Text))
@@ -37,6 +37,7 @@ updates = sa.Table(
     sa.Column("file", sa.Text),  # null once the round was committed: then the model contains it
     sa.Column("report", sa.Text, nullable=False),
     sa.Column("unix_seconds", sa.Float, nullable=False),
+    sa.Column("base", sa.Text),  # digest of the update that it is told by; null: by itself
 )
 rounds = sa.Table(
     "rounds", metadata, sa.Column("round", sa.Integer, primary_key=True), sa.Column("record", sa.Text, nullable=False)

@@ -29,6 +29,7 @@ class Member:
     codecs: tuple[str, ...]  # and what else it knows of compression
     verifies: bool = False  # can try a step before it is taken
     since: int = 0  # the fence of its process's first Join; 0: this is it
+    predicts: bool = False  # can tell an update by an earlier one
 
 
 class Speaker(NamedTuple):

@@ -156,6 +156,13 @@ class Limits(Part):
 
 class Compression(Part):
     error_feedback: bool = Field(default=True, description="what a lossy codec leaves out is sent with the next update")
+    prediction: bool = Field(
+        default=True,
+        description="topk: updates are told by how they differ from the client's last one, which the server keeps",
+    )
+    prediction_bytes: PositiveInt | None = Field(
+        default=None, description="of disk for clients' last updates; beyond it the oldest go. Default: no limit"
+    )
     clients: dict[str, str] = Field(default={}, description="by client: its own codec, or auto")
     downlink: str = Field(default="raw32", description="of models; a lossy codec sends what changed in a round")
     changes: PositiveInt = Field(default=4, description="rounds back that a client can be brought up to date from")

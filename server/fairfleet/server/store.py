@@ -65,6 +65,7 @@ class StoredUpdate:
     size_bytes: int
     report: TrainReport
     file: str | None
+    base: bytes | None = None  # digest of the update that it is told by
 
 
 @dataclass(frozen=True)
@@ -234,6 +235,7 @@ class Store:
             "file": update.file,
             "report": update.report.model_dump_json(),
             "unix_seconds": time.time(),
+            "base": update.base.hex() if update.base else None,
         }
         return writing(_UPDATE, row)
 
@@ -310,6 +312,7 @@ class Store:
                 row["size_bytes"],
                 TrainReport.model_validate_json(row["report"]),
                 row["file"],
+                bytes.fromhex(row["base"]) if row["base"] else None,
             )
             for row in rows
         ]

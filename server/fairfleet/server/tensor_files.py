@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class TensorFiles:
         self.folder = folder
         self._readers: Counter[str] = Counter()  # of model files
         self._readers_lock = threading.Lock()
+        self._free_uploads: deque[Path] = deque()  # files of updates that are in a model, for later ones
 
     def make_folders(self) -> None:
         make_folder(self.folder / "models")
@@ -38,10 +39,9 @@ class TensorFiles:
 
     def write_model(self, version: int, model: Model) -> str:
         """Puts a model on the disk; it is the federation's only once a transaction names it."""
-        folder = self.folder / "models"
-        path = folder / f"{version:08d}.safetensors"
-        write_durably(path, lambda beside: model.save(beside, version=str(version)), over=folder / FREE_MODEL)
-        return str(path.relative_to(self.folder))
+        path = self.folder / model_file(version)
+        write_durably(path, lambda beside: model.save(beside, version=str(version)), over=path.with_name(FREE_MODEL))
+        return model_file(version)
 
     @contextmanager
     def reading(self, file: str) -> Iterator[Path]:
@@ -58,19 +58,20 @@ class TensorFiles:
         """Puts what an optimizer remembers on the disk, beside the model of that version."""
         if not vectors:
             return None
-        path = self.folder / "models" / f"{version:08d}{VECTORS}"
-        write_durably(path, lambda beside: save_vectors(beside, vectors))
-        return str(path.relative_to(self.folder))
+        write_durably(self.folder / vectors_file(version), lambda beside: save_vectors(beside, vectors))
+        return vectors_file(version)
 
     # ---- updates -------------------------------------------------------------------------------
 
-    def upload_path(self, round_number: int, client: str, digest: bytes) -> Path:
-        """Where an update is kept: a file of its own, new or used."""
-        uploads = self.folder / "uploads"
-        path = uploads / f"{_round_prefix(round_number)}{client}.{digest.hex()[:16]}"
-        if not path.exists() and (free := next(uploads.glob("free-*"), None)):
-            os.replace(free, path)
-        return path
+    def upload_path(self, round_number: int, client: str, digest: bytes) -> tuple[Path, bool]:
+        """Where an update is kept: a file of its own, new or used; and whether a part of it may be there already."""
+        path = self.folder / "uploads" / f"{_round_prefix(round_number)}{client}.{digest.hex()[:16]}"
+        if path.exists():
+            return path, True
+        if self._free_uploads:
+            with suppress(FileNotFoundError):
+                os.replace(self._free_uploads.pop(), path)
+        return path, False
 
     # ---- what is no longer needed --------------------------------------------------------------
 
@@ -88,11 +89,12 @@ class TensorFiles:
 
         Their files are not deleted but written over by later ones: blocks that are there need not be found again.
         """
-        for path in (self.folder / "models").glob(f"{version - keep:08d}.*"):
+        for path in _named(self.folder / "models", f"{version - keep:08d}."):
             self._retire_model(path)
-        uploads = self.folder / "uploads"
-        for number, path in enumerate(uploads.glob(f"{_round_prefix(version - 1)}*")):
-            os.replace(path, uploads / f"free-{version}-{number}")
+        for number, path in enumerate(_named(self.folder / "uploads", _round_prefix(version - 1))):
+            free = path.with_name(f"free-{version}-{number}")
+            os.replace(path, free)
+            self._free_uploads.append(free)
 
     def _retire_model(self, path: Path) -> None:
         with self._readers_lock:
@@ -101,6 +103,20 @@ class TensorFiles:
                 path.unlink()
             else:
                 os.replace(path, path.with_name(FREE_MODEL))
+
+
+def model_file(version: int) -> str:
+    """Where a model lies, in the state directory."""
+    return f"models/{version:08d}.safetensors"
+
+
+def vectors_file(version: int) -> str:
+    return f"models/{version:08d}{VECTORS}"
+
+
+def _named(folder: Path, prefix: str) -> list[Path]:
+    """The files of a folder whose names begin so. (`glob` compiles a pattern that it has not seen, each time.)"""
+    return [folder / name for name in os.listdir(folder) if name.startswith(prefix)]
 
 
 def _round_prefix(round_number: int) -> str:

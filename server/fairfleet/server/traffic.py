@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from fairfleet.common.errors import BadReport, Corrupted, NotFinite, Refused
 
@@ -47,6 +48,7 @@ class Traffic:
             self.refusals[kinds.get(type(error), "form")] += 1
 
 
+@lru_cache(64)  # asked for every chunk
 def family(codec: str) -> str:
     """
     >>> family("topk:0.01+zstd"), family("int8")

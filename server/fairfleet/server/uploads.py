@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from fairfleet.common.codecs import RAW32, codec_named
+from fairfleet.common.codecs import RAW32, codec_named, is_predicted
 from fairfleet.common.errors import BadRequest, Corrupted, LimitReached, OutOfOrder, StateDirError, WrongState
 from fairfleet.common.privacy import NO_TERMS, Terms
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.stream import Decoder, read_records, record_bytes, write_record
-from fairfleet.common.tensors import Model
+from fairfleet.common.tensors import Model, Vector
+from fairfleet.server.bases import Bases
 from fairfleet.server.durable import sync, sync_folder
 from fairfleet.server.store import StoredUpdate
 from fairfleet.server.turns import Turn
@@ -36,17 +37,31 @@ class Announced:
     digest: bytes
     report: TrainReport
     terms: Terms = NO_TERMS  # of privacy: what was done to it
+    base: bytes = b""  # digest of the update that it is told by; empty: by itself
 
 
 class Upload:
-    def __init__(self, announced: Announced, row: Model, path: Path | None, turn: Turn | None = None) -> None:
-        """`path` is where the stream is kept; None keeps it in memory only, as the decoded row."""
+    def __init__(
+        self,
+        announced: Announced,
+        row: Model,
+        path: Path | None,
+        turn: Turn | None = None,
+        base: Vector | None = None,
+        *,
+        begun: bool = True,
+    ) -> None:
+        """`path` is where the stream is kept; None keeps it in memory only, as the decoded row.
+
+        `begun`: a part of it may be there, from before the server was restarted.
+        """
         self.announced = announced
         self.row = row
         self.token = b""
         self._path = path
+        self._begun = begun
         self._turn = turn or Turn()  # a stream that was replaced may still be inside `take`
-        self._decoder = Decoder(row, codec_named(announced.codec))
+        self._decoder = Decoder(row, codec_named(announced.codec), base)
         self._file: BinaryIO | None = None
         self.spoiled = False  # everything came, and is not what was announced: no resumption mends that
         self._finished = False
@@ -65,31 +80,38 @@ class Upload:
 
     @property
     def opens_at_once(self) -> bool:
-        """Without a file, and unless a stream that was replaced is still at it, there is nothing to wait for."""
-        return self.path is None and self._turn.is_free
+        """With nothing to be read, and unless a stream that was replaced is still at it, there is no need to wait."""
+        return (self.path is None or not self._begun) and self._turn.is_free
 
     @property
     def takes_at_once(self) -> bool:
         """Nor with chunks that need only be checked and copied: the way to a thread and back costs more."""
-        return self.opens_at_once and self._decoder.codec is RAW32
+        return self.path is None and self._turn.is_free and self._decoder.codec is RAW32
 
     def reopen(self) -> bytes:
         """A new token: the stream that held the old one can no longer write."""
         with self._turn.taken():
             self._check_wanted()
-            path = self.path
-            if path is not None and self._file is None:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-                self._file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115  # closed by finish or discard
-                self._recover(self._file)
+            if self._begun:
+                self._open_file()
             self.token = secrets.token_bytes(16)
             return self.token
+
+    def _open_file(self) -> None:
+        path = self.path
+        if path is not None and self._file is None:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115  # closed by finish or discard
+            if self._begun:
+                self._recover(self._file)
 
     def take(self, token: bytes, messages: Iterable[bytes]) -> None:
         with self._turn.taken():
             self._take(token, messages)
 
     def _take(self, token: bytes, messages: Iterable[bytes]) -> None:
+        self._check(token)
+        self._open_file()
         for message in messages:
             self._check(token)
             self._decoder.take(message)
@@ -150,10 +172,11 @@ class Upload:
             self._turn.clear_away(self._remove_file)
 
     def _remove_file(self) -> None:
-        if self._file is not None and self._path is not None:
+        if self._file is not None:
             self._file.close()
+        if self._path is not None:
             self._path.unlink(missing_ok=True)
-            self._file = None
+        self._file = self._path = None
 
     def _recover(self, file: BinaryIO) -> None:
         """Takes up what an earlier server left of this stream; a torn record at its end is written over."""
@@ -167,15 +190,17 @@ class Upload:
         file.seek(whole)
 
 
-def rebuild(row: Model, path: Path, update: StoredUpdate) -> None:
+def rebuild(row: Model, path: Path, update: StoredUpdate, bases: Bases) -> None:
     """Decodes a stored update into `row`."""
-    decoder, tag = Decoder(row, codec_named(update.codec)), tag_of(update.round, update.client, update.digest)
+    tag = tag_of(update.round, update.client, update.digest)
     try:
+        base = bases.read(update.client, update.base) if update.base else None
+        decoder = Decoder(row, codec_named(update.codec), base)
         with open(path, "rb") as file:
             for message in read_records(file, tag):
                 decoder.take(message)
         decoder.finish(update.digest)
-    except (OSError, BadRequest, Corrupted, OutOfOrder) as error:
+    except (OSError, BadRequest, Corrupted, OutOfOrder, WrongState) as error:
         raise StateDirError(
             f"the stored update {path} is damaged: {error}. Restore the state directory from a backup."
         ) from error
@@ -196,3 +221,5 @@ def check_announced(announced: Announced, limit_bytes: int) -> None:
     if len(announced.digest) != 32:
         raise BadRequest(f"an update's digest has 32 bytes; found {len(announced.digest)}")
     codec_named(announced.codec)
+    if announced.base and not is_predicted(announced.codec):
+        raise BadRequest(f"an update in {announced.codec} is not told by an earlier one; only those in topk may be")

@@ -6,6 +6,7 @@ A codec knows nothing of tensors or streams; proto/FORMAT.md describes the bytes
 
 from fairfleet.common.codecs.base import CHUNK_BYTES, CHUNK_ELEMENTS, Buffer, Codec, Seed
 from fairfleet.common.codecs.names import ABILITIES, EXAMPLES, RAW32, agree, codec_named, needs
+from fairfleet.common.codecs.prediction import is_predicted
 from fairfleet.common.codecs.roundtrip import roundtrip
 from fairfleet.common.codecs.steady import STEADY, is_exact, round_to, steady_codec
 
@@ -22,6 +23,7 @@ __all__ = [
     "agree",
     "codec_named",
     "is_exact",
+    "is_predicted",
     "needs",
     "round_to",
     "roundtrip",

@@ -77,6 +77,7 @@ class JoinRequest(google.protobuf.message.Message):
     SOFTWARE_FIELD_NUMBER: builtins.int
     VERIFIES_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
+    PREDICTS_FIELD_NUMBER: builtins.int
     PROTECTS_FIELD_NUMBER: builtins.int
     client: builtins.str
     """the identity: 1 to 64 of a-z A-Z 0-9 . _ -"""
@@ -95,6 +96,8 @@ class JoinRequest(google.protobuf.message.Message):
     """this client can do a VerifyTask"""
     since: builtins.int
     """the fence that this process's first Join was answered; 0: this is its first"""
+    predicts: builtins.bool
+    """this client does what TrainTask.prediction says"""
     protects: builtins.bool
     """this client does what TrainTask.privacy and EvaluateTask.privacy say"""
     @property
@@ -119,10 +122,11 @@ class JoinRequest(google.protobuf.message.Message):
         software: builtins.str = ...,
         verifies: builtins.bool = ...,
         since: builtins.int = ...,
+        predicts: builtins.bool = ...,
         protects: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["signature", b"signature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "codecs", b"codecs", "device", b"device", "instance", b"instance", "protects", b"protects", "protocol_version", b"protocol_version", "signature", b"signature", "since", b"since", "software", b"software", "test_samples", b"test_samples", "train_samples", b"train_samples", "verifies", b"verifies"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "codecs", b"codecs", "device", b"device", "instance", b"instance", "predicts", b"predicts", "protects", b"protects", "protocol_version", b"protocol_version", "signature", b"signature", "since", b"since", "software", b"software", "test_samples", b"test_samples", "train_samples", b"train_samples", "verifies", b"verifies"]) -> None: ...
 
 Global___JoinRequest: typing_extensions.TypeAlias = JoinRequest
 
@@ -136,6 +140,7 @@ class JoinResponse(google.protobuf.message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: builtins.int
     FEDERATION_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    BRINGS_MODELS_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
     session: builtins.str
     """to be sent with every other call"""
@@ -146,6 +151,8 @@ class JoinResponse(google.protobuf.message.Message):
     heartbeat_seconds: builtins.float
     """how often to send Heartbeat while busy"""
     federation: builtins.str
+    brings_models: builtins.bool
+    """this server knows TakeTask"""
     @property
     def signature(self) -> fairfleet.proto.v1.model_pb2.Signature:
         """of the federation's model; its tensor order is that of the wire"""
@@ -163,10 +170,11 @@ class JoinResponse(google.protobuf.message.Message):
         heartbeat_seconds: builtins.float = ...,
         federation: builtins.str = ...,
         signature: fairfleet.proto.v1.model_pb2.Signature | None = ...,
+        brings_models: builtins.bool = ...,
         privacy: Global___Privacy | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["privacy", b"privacy", "signature", b"signature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["federation", b"federation", "fence", b"fence", "heartbeat_seconds", b"heartbeat_seconds", "lease_seconds", b"lease_seconds", "privacy", b"privacy", "session", b"session", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["brings_models", b"brings_models", "federation", b"federation", "fence", b"fence", "heartbeat_seconds", b"heartbeat_seconds", "lease_seconds", b"lease_seconds", "privacy", b"privacy", "session", b"session", "signature", b"signature"]) -> None: ...
 
 Global___JoinResponse: typing_extensions.TypeAlias = JoinResponse
 
@@ -184,6 +192,25 @@ class NextTaskRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["session", b"session"]) -> None: ...
 
 Global___NextTaskRequest: typing_extensions.TypeAlias = NextTaskRequest
+
+@typing.final
+class TakeTaskRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: builtins.int
+    HELD_FIELD_NUMBER: builtins.int
+    session: builtins.str
+    held: builtins.bytes
+    """digest of the model that the client holds; empty: none"""
+    def __init__(
+        self,
+        *,
+        session: builtins.str = ...,
+        held: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["held", b"held", "session", b"session"]) -> None: ...
+
+Global___TakeTaskRequest: typing_extensions.TypeAlias = TakeTaskRequest
 
 @typing.final
 class NextTaskResponse(google.protobuf.message.Message):
@@ -336,6 +363,7 @@ class TrainTask(google.protobuf.message.Message):
     SECONDS_LEFT_FIELD_NUMBER: builtins.int
     REPORT_GRADIENT_NORM_FIELD_NUMBER: builtins.int
     ERROR_FEEDBACK_FIELD_NUMBER: builtins.int
+    PREDICTION_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
     id: builtins.str
     round: builtins.int
@@ -352,6 +380,10 @@ class TrainTask(google.protobuf.message.Message):
     @property
     def plan(self) -> Global___Plan: ...
     @property
+    def prediction(self) -> Global___Prediction:
+        """tell the update by an earlier one, in place of error feedback; left out: do not"""
+
+    @property
     def privacy(self) -> Global___Privacy:
         """what to do before anything is sent; left out: nothing"""
 
@@ -366,12 +398,33 @@ class TrainTask(google.protobuf.message.Message):
         seconds_left: builtins.float = ...,
         report_gradient_norm: builtins.bool = ...,
         error_feedback: builtins.bool = ...,
+        prediction: Global___Prediction | None = ...,
         privacy: Global___Privacy | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["model", b"model", "plan", b"plan", "privacy", b"privacy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["codec", b"codec", "error_feedback", b"error_feedback", "id", b"id", "model", b"model", "plan", b"plan", "privacy", b"privacy", "report_gradient_norm", b"report_gradient_norm", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["model", b"model", "plan", b"plan", "prediction", b"prediction", "privacy", b"privacy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["codec", b"codec", "error_feedback", b"error_feedback", "id", b"id", "model", b"model", "plan", b"plan", "prediction", b"prediction", "privacy", b"privacy", "report_gradient_norm", b"report_gradient_norm", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
 
 Global___TrainTask: typing_extensions.TypeAlias = TrainTask
+
+@typing.final
+class Prediction(google.protobuf.message.Message):
+    """The update may be told by how it differs from an earlier one of the same client, see FORMAT.md. Only to clients that said
+    that they do it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BASE_FIELD_NUMBER: builtins.int
+    base: builtins.bytes
+    """digest of the update that the server holds; empty: none. A client that has another sends the update whole"""
+    def __init__(
+        self,
+        *,
+        base: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base"]) -> None: ...
+
+Global___Prediction: typing_extensions.TypeAlias = Prediction
 
 @typing.final
 class Privacy(google.protobuf.message.Message):
@@ -683,6 +736,7 @@ class OpenUploadRequest(google.protobuf.message.Message):
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
     session: builtins.str
     round: builtins.int
@@ -693,6 +747,8 @@ class OpenUploadRequest(google.protobuf.message.Message):
     """of the encoded stream"""
     digest: builtins.bytes
     """of the encoded stream, 32 bytes, see FORMAT.md"""
+    base: builtins.bytes
+    """digest of the update that it is told by, see FORMAT.md; left out: by itself"""
     @property
     def report(self) -> Global___TrainReport: ...
     @property
@@ -709,10 +765,11 @@ class OpenUploadRequest(google.protobuf.message.Message):
         size_bytes: builtins.int = ...,
         digest: builtins.bytes = ...,
         report: Global___TrainReport | None = ...,
+        base: builtins.bytes = ...,
         privacy: Global___Privacy | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["privacy", b"privacy", "report", b"report"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["codec", b"codec", "digest", b"digest", "model_digest", b"model_digest", "privacy", b"privacy", "report", b"report", "round", b"round", "session", b"session", "size_bytes", b"size_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "codec", b"codec", "digest", b"digest", "model_digest", b"model_digest", "privacy", b"privacy", "report", b"report", "round", b"round", "session", b"session", "size_bytes", b"size_bytes"]) -> None: ...
 
 Global___OpenUploadRequest: typing_extensions.TypeAlias = OpenUploadRequest
 

@@ -56,6 +56,11 @@ class FleetStub(object):
                 request_serializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.NextTaskRequest.SerializeToString,
                 response_deserializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.NextTaskResponse.FromString,
                 _registered_method=True)
+        self.TakeTask = channel.unary_stream(
+                '/fairfleet.v1.Fleet/TakeTask',
+                request_serializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.TakeTaskRequest.SerializeToString,
+                response_deserializer=fairfleet_dot_proto_dot_v1_dot_model__pb2.Chunk.FromString,
+                _registered_method=True)
         self.FetchModel = channel.unary_stream(
                 '/fairfleet.v1.Fleet/FetchModel',
                 request_serializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.FetchModelRequest.SerializeToString,
@@ -129,6 +134,18 @@ class FleetServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeTask(self, request, context):
+        """The same, with the model that the task is about in front of it. Its chunks come as soon as the model is made, which
+        may be before it is committed; then the call ends, and its trailing metadata carry the serialized NextTaskResponse,
+        as `fairfleet-task-bin`. That comes only when the model is committed: till then the chunks mean nothing. No chunk
+        comes if there is no task, or the client holds its model, or can have it shorter (ModelRef.changes, ModelRef.compact).
+        What came is the task's model if it has its digest; else, and if the call breaks, it is of no use. Only where
+        JoinResponse.brings_models says so. Safe to repeat, also with NextTask.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FetchModel(self, request, context):
         """Streams a committed model, from any chunk boundary. Safe to repeat, from where the last try ended.
 
@@ -146,7 +163,7 @@ class FleetServicer(object):
         that nothing needs to be sent.
 
         FAILED_PRECONDITION  the client was not asked to train in this round, the model digest is not that
-        of the round's model, or less was done to the update for privacy than is asked
+        of the round's model, the base is not held here any more, or less was done to the update for privacy than is asked
         for by now: ask for a new task, train again.
         RESOURCE_EXHAUSTED   the declared size is over the server's limit: do not retry.
         """
@@ -216,6 +233,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.NextTask,
                     request_deserializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.NextTaskRequest.FromString,
                     response_serializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.NextTaskResponse.SerializeToString,
+            ),
+            'TakeTask': grpc.unary_stream_rpc_method_handler(
+                    servicer.TakeTask,
+                    request_deserializer=fairfleet_dot_proto_dot_v1_dot_fleet__pb2.TakeTaskRequest.FromString,
+                    response_serializer=fairfleet_dot_proto_dot_v1_dot_model__pb2.Chunk.SerializeToString,
             ),
             'FetchModel': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchModel,
@@ -318,6 +340,33 @@ class Fleet(object):
             '/fairfleet.v1.Fleet/NextTask',
             fairfleet_dot_proto_dot_v1_dot_fleet__pb2.NextTaskRequest.SerializeToString,
             fairfleet_dot_proto_dot_v1_dot_fleet__pb2.NextTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/fairfleet.v1.Fleet/TakeTask',
+            fairfleet_dot_proto_dot_v1_dot_fleet__pb2.TakeTaskRequest.SerializeToString,
+            fairfleet_dot_proto_dot_v1_dot_model__pb2.Chunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,22 @@ _FleetNextTaskType = typing_extensions.TypeVar(
     ],
 )
 
+_FleetTakeTaskType = typing_extensions.TypeVar(
+    '_FleetTakeTaskType',
+    grpc.UnaryStreamMultiCallable[
+        fairfleet.proto.v1.fleet_pb2.TakeTaskRequest,
+        fairfleet.proto.v1.model_pb2.Chunk,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        fairfleet.proto.v1.fleet_pb2.TakeTaskRequest,
+        fairfleet.proto.v1.model_pb2.Chunk,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        fairfleet.proto.v1.fleet_pb2.TakeTaskRequest,
+        fairfleet.proto.v1.model_pb2.Chunk,
+    ],
+)
+
 _FleetFetchModelType = typing_extensions.TypeVar(
     '_FleetFetchModelType',
     grpc.UnaryStreamMultiCallable[
@@ -170,7 +186,7 @@ _FleetLeaveType = typing_extensions.TypeVar(
     ],
 )
 
-class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchModelType, _FleetOpenUploadType, _FleetSendUploadType, _FleetReportEvaluationType, _FleetReportVerificationType, _FleetHeartbeatType, _FleetLeaveType]):
+class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetTakeTaskType, _FleetFetchModelType, _FleetOpenUploadType, _FleetSendUploadType, _FleetReportEvaluationType, _FleetReportVerificationType, _FleetHeartbeatType, _FleetLeaveType]):
     """Any call may answer, beside what is said at each:
 
     UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off. Every error of
@@ -193,6 +209,10 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchMo
         grpc.UnaryUnaryMultiCallable[
             fairfleet.proto.v1.fleet_pb2.NextTaskRequest,
             fairfleet.proto.v1.fleet_pb2.NextTaskResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            fairfleet.proto.v1.fleet_pb2.TakeTaskRequest,
+            fairfleet.proto.v1.model_pb2.Chunk,
         ],
         grpc.UnaryStreamMultiCallable[
             fairfleet.proto.v1.fleet_pb2.FetchModelRequest,
@@ -233,6 +253,10 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchMo
         grpc.aio.UnaryUnaryMultiCallable[
             fairfleet.proto.v1.fleet_pb2.NextTaskRequest,
             fairfleet.proto.v1.fleet_pb2.NextTaskResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
+            fairfleet.proto.v1.fleet_pb2.TakeTaskRequest,
+            fairfleet.proto.v1.model_pb2.Chunk,
         ],
         grpc.aio.UnaryStreamMultiCallable[
             fairfleet.proto.v1.fleet_pb2.FetchModelRequest,
@@ -280,6 +304,15 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchMo
     same task again. A waiting call renews the lease.
     """
 
+    TakeTask: _FleetTakeTaskType
+    """The same, with the model that the task is about in front of it. Its chunks come as soon as the model is made, which
+    may be before it is committed; then the call ends, and its trailing metadata carry the serialized NextTaskResponse,
+    as `fairfleet-task-bin`. That comes only when the model is committed: till then the chunks mean nothing. No chunk
+    comes if there is no task, or the client holds its model, or can have it shorter (ModelRef.changes, ModelRef.compact).
+    What came is the task's model if it has its digest; else, and if the call breaks, it is of no use. Only where
+    JoinResponse.brings_models says so. Safe to repeat, also with NextTask.
+    """
+
     FetchModel: _FleetFetchModelType
     """Streams a committed model, from any chunk boundary. Safe to repeat, from where the last try ended.
 
@@ -294,7 +327,7 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetFetchMo
     that nothing needs to be sent.
 
     FAILED_PRECONDITION  the client was not asked to train in this round, the model digest is not that
-                         of the round's model, or less was done to the update for privacy than is asked
+                         of the round's model, the base is not held here any more, or less was done to the update for privacy than is asked
                          for by now: ask for a new task, train again.
     RESOURCE_EXHAUSTED   the declared size is over the server's limit: do not retry.
     """
@@ -339,6 +372,10 @@ FleetAsyncStub: typing_extensions.TypeAlias = FleetStub[
     grpc.aio.UnaryUnaryMultiCallable[
         fairfleet.proto.v1.fleet_pb2.NextTaskRequest,
         fairfleet.proto.v1.fleet_pb2.NextTaskResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        fairfleet.proto.v1.fleet_pb2.TakeTaskRequest,
+        fairfleet.proto.v1.model_pb2.Chunk,
     ],
     grpc.aio.UnaryStreamMultiCallable[
         fairfleet.proto.v1.fleet_pb2.FetchModelRequest,
@@ -411,6 +448,20 @@ class FleetServicer(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
+    def TakeTask(
+        self,
+        request: fairfleet.proto.v1.fleet_pb2.TakeTaskRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[fairfleet.proto.v1.model_pb2.Chunk], collections.abc.AsyncIterator[fairfleet.proto.v1.model_pb2.Chunk]]:
+        """The same, with the model that the task is about in front of it. Its chunks come as soon as the model is made, which
+        may be before it is committed; then the call ends, and its trailing metadata carry the serialized NextTaskResponse,
+        as `fairfleet-task-bin`. That comes only when the model is committed: till then the chunks mean nothing. No chunk
+        comes if there is no task, or the client holds its model, or can have it shorter (ModelRef.changes, ModelRef.compact).
+        What came is the task's model if it has its digest; else, and if the call breaks, it is of no use. Only where
+        JoinResponse.brings_models says so. Safe to repeat, also with NextTask.
+        """
+
+    @abc.abstractmethod
     def FetchModel(
         self,
         request: fairfleet.proto.v1.fleet_pb2.FetchModelRequest,
@@ -434,7 +485,7 @@ class FleetServicer(metaclass=abc.ABCMeta):
         that nothing needs to be sent.
 
         FAILED_PRECONDITION  the client was not asked to train in this round, the model digest is not that
-                             of the round's model, or less was done to the update for privacy than is asked
+                             of the round's model, the base is not held here any more, or less was done to the update for privacy than is asked
                              for by now: ask for a new task, train again.
         RESOURCE_EXHAUSTED   the declared size is over the server's limit: do not retry.
         """
