@@ -14,6 +14,7 @@ import typer
 
 from fairfleet.client.agent import Agent
 from fairfleet.client.conditions import condition
+from fairfleet.client.priority import give_way
 from fairfleet.client.replica import number_of
 from fairfleet.client.settings import ClientSettings
 from fairfleet.client.task import Task, load_task
@@ -50,6 +51,10 @@ def client(
         list[str] | None,
         typer.Option(help="Only while so: idle, mains, unmetered, run=COMMAND, module:name. May be repeated."),
     ] = None,
+    niceness: Annotated[
+        int | None,
+        typer.Option(help="Give way to other programs here: 0 not at all, 19 always. Default: 10."),
+    ] = None,
     metrics: Annotated[str | None, typer.Option(help="host:port for this client's own metrics.")] = None,
     least_noise: Annotated[
         float | None, typer.Option(help="Send no update with a smaller noise multiplier; see docs/privacy.md.")
@@ -74,7 +79,7 @@ def client(
     flags: dict[str, Any] = {"task": task, "server": server, "name": name, "state_dir": state_dir, "device": device}
     flags |= {"budget.steps": max_steps, "budget.seconds": max_seconds, "budget.memory_mb": max_memory_mb}
     flags |= {"metrics": metrics, "credentials": credentials, "insecure": insecure, "least_noise": least_noise}
-    flags |= {"when": when or None}
+    flags |= {"when": when or None, "niceness": niceness}
     given = {key: value for key, value in flags.items() if value is not None}
     if option:
         given["options"] = dict(_pair(text) for text in option)
@@ -83,6 +88,7 @@ def client(
         logs.say_always(client=settings.name)
         if replica is not None:
             log.info("this is replica %d: %s", replica, settings.name)
+        give_way(settings.niceness)  # before the task is made, which may start threads
         folder = settings.state_dir / settings.name
         willing = Willing([condition(text) for text in settings.when], settings.when_seconds)
         made, least_noise = _task(settings), settings.least_noise

@@ -63,6 +63,9 @@ class ClientSettings(Settings):
         description="take part only while all are so: idle, idle=25 (percent that others use), mains, unmetered, "
         "run=COMMAND, module:name (docs/edge.md); default: always",
     )
+    niceness: int = Field(
+        default=10, ge=0, le=19, description="how far this process gives way to others on its machine: 0 not at all"
+    )
     when_seconds: PositiveFloat = Field(default=EVERY_SECONDS, description="how often these are asked")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps; for tasks that can choose")
     least_noise: float = Field(
