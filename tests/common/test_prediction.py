@@ -44,6 +44,13 @@ def test_what_is_left_to_tell_is_never_longer_than_the_update(update: Vector, ba
     assert np.linalg.norm(rest) <= np.linalg.norm(update.astype(np.float64)) * (1 + 1e-5) + 1e-30
 
 
+@pytest.mark.parametrize("length", [1e-30, 3e-23, 1e-19, 1e19])
+def test_nor_with_a_base_whose_squares_float32_cannot_hold(length: float) -> None:
+    update, base = drawn(0, BLOCK), (length * drawn(1, BLOCK)).astype(np.float32)
+    rest = update - predicted(fitting_scales(update, base), base)
+    assert np.linalg.norm(rest) <= np.linalg.norm(update) * (1 + 1e-5)
+
+
 def test_an_update_like_the_last_one_arrives_better_than_without_it() -> None:
     base = drawn(0)
     update = (0.5 * base + 0.1 * drawn(1)).astype(np.float32)
@@ -68,11 +75,10 @@ def test_an_update_that_stays_the_same_is_known_exactly_after_a_few_rounds() -> 
     np.testing.assert_allclose(base, update, rtol=1e-2, atol=1e-3)
 
 
-def test_a_base_of_zeros_or_of_overflowing_numbers_is_no_help_and_no_harm() -> None:
+def test_a_base_of_zeros_is_no_help_and_no_harm() -> None:
     update = drawn(3)
-    alone = roundtrip(CODEC, update).decoded
-    for base in (np.zeros(1000, np.float32), np.full(1000, 1e30, np.float32)):
-        np.testing.assert_array_equal(roundtrip(CODEC, update, base=base).decoded, alone)
+    told = roundtrip(CODEC, update, base=np.zeros(1000, np.float32))
+    np.testing.assert_array_equal(told.decoded, roundtrip(CODEC, update).decoded)
 
 
 @pytest.mark.parametrize("bits", [0x7FC0, 0x7F80, 0xFF80])

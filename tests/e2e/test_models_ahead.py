@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1.model_pb2 import Chunk
 from tests.e2e.device import Device, read_task
 from tests.e2e.fleet import Fleet
+from tests.e2e.relay import Relay, Relayed
 from tests.e2e.test_refusals import refused
 
 SIZE, CHUNKS = 600_000, 5  # three of parameters, and one each of buffers and counters
@@ -121,6 +123,21 @@ def test_a_server_that_dies_before_the_commit_has_asked_nobody_about_the_model_t
         assert answer.train.round == 1
         assert chunks == before  # the same updates give the same model
     assert fleet.version() == 1
+
+
+def test_a_link_that_never_lasts_for_a_whole_model_brings_it_all_the_same(tmp_path: Path) -> None:
+    """By parts: a poll that broke off begins with the first chunk again, so the rest is fetched from where it broke."""
+    fleet = Relayed(tmp_path)
+    try:
+        fleet.init(2_500_000)
+        fleet.start_server(rounds=2, round__minimum_clients=1, durability="round", lease_seconds=60)
+        fleet.relay = Relay(fleet.port, lasts_bytes=4_000_000)  # the model has 10 MB
+        fleet.start_client("far")
+        fleet.wait_for_version(2)
+        assert fleet.relay.breaks >= 4  # two for each model
+        fleet.relay.cut()
+    finally:
+        fleet.end()
 
 
 def test_where_a_release_goes_on_record_first_no_model_goes_ahead(fleet: Fleet) -> None:

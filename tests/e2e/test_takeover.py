@@ -7,17 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.fleet import Fleet, until
-from tests.e2e.relay import Relay
-
-
-class Relayed(Fleet):
-    """Clients that are started while there is a relay go through it."""
-
-    relay: Relay | None = None
-
-    def address_for(self, name: str) -> str:
-        return self.relay.address if self.relay else self.address
+from tests.e2e.fleet import until
+from tests.e2e.relay import Relay, Relayed
 
 
 @pytest.fixture

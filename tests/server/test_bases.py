@@ -62,7 +62,7 @@ def test_a_base_that_is_not_held_is_refused_with_what_is(tmp_path: Path) -> None
         bases.read("ann", digest(1))
 
 
-def test_a_damaged_base_is_noticed_and_not_held_any_more(tmp_path: Path) -> None:
+def test_a_damaged_base_is_noticed_and_can_be_given_up(tmp_path: Path) -> None:
     bases = Bases(tmp_path, 0)
     commit(bases, 0, "ann")
     (file,) = tmp_path.iterdir()
@@ -71,7 +71,22 @@ def test_a_damaged_base_is_noticed_and_not_held_any_more(tmp_path: Path) -> None
     file.write_bytes(data)
     with pytest.raises(StateDirError, match="damaged"):
         bases.read("ann", digest(0))
+    bases.lose("ann", digest(1))  # that one is gone already: another took its place meanwhile
+    assert bases.digest_of("ann") == digest(0)
+    bases.lose("ann", digest(0))
+    bases.lose("ann", digest(0))
     assert bases.digest_of("ann") == b""
+    assert not file.exists()
+
+
+def test_where_nothing_is_predicted_any_more_only_what_updates_need_is_kept(tmp_path: Path) -> None:
+    bases = Bases(tmp_path, 0)
+    commit(bases, 0, "ann")
+    commit(bases, 1, "bob")
+    later = Bases(tmp_path, 2)
+    later.clear_away(needed={digest(1)})
+    assert [later.digest_of(client) for client in ("ann", "bob")] == [b"", digest(1)]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_beyond_the_limit_the_oldest_go(tmp_path: Path) -> None:

@@ -60,8 +60,7 @@ class HeldModel:
                 log.info("a model cannot be read as it came, it will be fetched: %s", error)
                 deque(messages, maxlen=0)  # the task is at the end
 
-    def _is_here(self, wanted: pb.ModelRef) -> bool:
-        came, self._came = self._came, None
+    def _is_here(self, wanted: pb.ModelRef, came: Decoder | None) -> bool:
         with contextlib.suppress(Corrupted, OutOfOrder):
             if came is not None:
                 came.finish(wanted.digest)
@@ -70,16 +69,25 @@ class HeldModel:
 
     def fetch(self, wanted: pb.ModelRef) -> None:
         """Makes `received` the wanted version, downloading only what is not here yet."""
-        if not self._is_here(wanted):
+        came, self._came = self._came, None
+        if not self._is_here(wanted, came):
             steps = self._steps_to(wanted)
             self._version = None
             if not (steps and self._follow(steps, wanted)):
-                self._fetch_whole(wanted)
+                self._fetch_whole(wanted, came)
         self._version = (wanted.version, wanted.digest)
 
-    def _fetch_whole(self, wanted: pb.ModelRef) -> None:
-        if not (wanted.HasField("compact") and self._fetch_compact(wanted.version, wanted.compact, wanted.digest)):
-            self._download(wanted.version, wanted.digest, RAW32, self.received)
+    def _fetch_whole(self, wanted: pb.ModelRef, begun: Decoder | None) -> None:
+        """`begun` has the first chunks, if they are of the wanted model."""
+        if wanted.HasField("compact") and self._fetch_compact(wanted.version, wanted.compact, wanted.digest):
+            return
+        if begun is not None and not wanted.HasField("compact"):
+            try:
+                self._receive(wanted.version, begun, wanted.digest, {})
+                return
+            except (Corrupted, OutOfOrder) as error:
+                log.info("version %d is fetched from its beginning: %s", wanted.version, error)
+        self._download(wanted.version, wanted.digest, RAW32, self.received)
 
     def _fetch_compact(self, version: int, compact: pb.Compact, wanted: bytes) -> bool:
         """Whether the shorter stream held the wanted model, bit for bit."""

@@ -132,16 +132,28 @@ class Link:
     def next_task(
         self, held: Callable[[], bytes] = bytes, receive: Callable[[Iterator[bytes]], object] = list
     ) -> pb.NextTaskResponse:
-        """`receive` gets the chunks of a model that may come first, unless it is the one that is `held`: its digest."""
+        """`receive` gets the chunks of a model that may come first, unless it is the one that is `held`: its digest.
+
+        Where the link breaks in the middle of them, the task alone is asked for: a poll begins with the first chunk
+        each time, but a model that is fetched goes on where it broke.
+        """
+        begun = False
+
+        def received(call: Iterable[bytes]) -> Iterator[bytes]:
+            nonlocal begun
+            for message in self.telemetry.counting_received(call):
+                begun = True
+                yield message
 
         def ask(session: str) -> pb.NextTaskResponse:
-            if not self.joined.brings_models:
-                return self._stub.NextTask(pb.NextTaskRequest(session=session), timeout=POLL_SECONDS)
-            # Without a time limit, as a download: keepalive tells a link that is dead.
-            call = self._take(pb.TakeTaskRequest(session=session, held=held()))
-            receive(self.telemetry.counting_received(call))
-            told = {one.key: one.value for one in call.trailing_metadata()}
-            return pb.NextTaskResponse.FromString(told[TASK_METADATA])
+            if self.joined.brings_models and not begun:
+                # Without a time limit, as a download: keepalive tells a link that is dead.
+                call = self._take(pb.TakeTaskRequest(session=session, held=held()))
+                receive(received(call))
+                told = {one.key: one.value for one in call.trailing_metadata()}
+                if TASK_METADATA in told:  # else something on the way has dropped it
+                    return pb.NextTaskResponse.FromString(told[TASK_METADATA])
+            return self._stub.NextTask(pb.NextTaskRequest(session=session), timeout=POLL_SECONDS)
 
         return self.repeat(ask)
 

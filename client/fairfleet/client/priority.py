@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -11,8 +12,9 @@ def give_way(niceness: int) -> None:
     if not hasattr(os, "setpriority"):
         return  # Windows has no such thing
     for thread in _threads():
-        if os.getpriority(os.PRIO_PROCESS, thread) < niceness:
-            os.setpriority(os.PRIO_PROCESS, thread, niceness)
+        with suppress(ProcessLookupError):  # it has ended
+            if os.getpriority(os.PRIO_PROCESS, thread) < niceness:
+                os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def _threads() -> list[int]:

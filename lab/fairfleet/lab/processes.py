@@ -95,8 +95,12 @@ class Crew:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without settings meant for other federations; many small processes want one thread each."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("FAIRFLEET_")}
+    """Ours, without settings meant for other federations; many small processes want one thread each.
+
+    How much gRPC tells is for each process to settle, as we have done for ourselves.
+    """
+    others = ("FAIRFLEET_", "GRPC_VERBOSITY")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return own | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 

@@ -9,12 +9,12 @@ client sends its update whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from fairfleet.common.errors import StateDirError, WrongState
+from fairfleet.common.errors import WrongState
 from fairfleet.common.tensors import Vector
 from fairfleet.server.durable import make_folder, sync, sync_folder
 from fairfleet.server.sealed import read_row, save_row
@@ -45,8 +45,10 @@ class Bases:
         found = sorted(map(Base.of, folder.glob("*.npy")), key=lambda base: base.round)
         self._held.update((base.client, base) for base in found if base.round < version)
 
-    def clear_away(self) -> None:
-        """What an earlier run of the server left behind, and nothing needs."""
+    def clear_away(self, needed: Container[bytes] | None = None) -> None:
+        """What an earlier run of the server left behind, and nothing needs; with digests, all but those bases."""
+        if needed is not None:
+            self._forget([client for client, base in self._held.items() if base.digest not in needed])
         held = set(map(self._path, self._held.values()))
         for file in self._folder.glob("*"):
             if file not in held:
@@ -64,11 +66,12 @@ class Bases:
                 f"the update of {client} is told by {digest.hex()[:16]}…, which is not held here "
                 f"({held.digest.hex()[:16] + '… is' if held else 'nothing of it is'}). Ask for a new task."
             )
-        try:
-            return read_row(self._path(held))
-        except StateDirError:
-            del self._held[client]  # the next update comes whole, and takes its place
-            raise
+        return read_row(self._path(held))
+
+    def lose(self, client: str, digest: bytes) -> None:
+        """It cannot be read. The client's next update comes whole, and is the next base."""
+        if self.digest_of(client) == digest:
+            self._forget([client])
 
     def write(self, round: int, updates: Mapping[str, tuple[bytes, Vector]]) -> None:
         """Digests and rows, by client. They are on the disk when this returns, and held when `settle` was called."""

@@ -115,7 +115,7 @@ class Intake:
     def release(self, upload: Upload) -> StoredUpdate:
         """A finished upload is no longer under way; its row is the caller's, who may give it back."""
         self._forget(upload)
-        announced = upload.announced
+        announced, path = upload.announced, upload.hand_over()
         return StoredUpdate(
             announced.round,
             announced.client,
@@ -123,7 +123,7 @@ class Intake:
             announced.codec,
             announced.size_bytes,
             announced.report,
-            str(upload.path.relative_to(self._store.folder)) if upload.path else None,
+            str(path.relative_to(self._store.folder)) if path else None,
             announced.base or None,
         )
 

@@ -79,23 +79,29 @@ class Reception:
             await self._spend(self._loop.spending, announced, model_digest)
         if receipt := await self._receipt_for(client, number):
             return receipt
+        base = None
+        if announced.base:
+            base = await self._base_of(announced)
+            if receipt := await self._receipt_for(client, number):  # an earlier stream of the same update came through
+                return receipt
         await self._check_model(client, number, model_digest)
         late = number < self._loop.round.number
         if not late and not self._loop.round.takes_update_of(client):
             raise WrongState(f"client {client} was not asked to train in round {number}; ask for a new task")
-        base = await self._base_of(announced) if announced.base else None
+        # Between the question for a receipt and here nothing may suspend: an update that came through meanwhile would
+        # be begun anew, over its own file.
         upload = self._intake.upload_for(announced, base, in_memory=late)
         await self._unless(upload.opens_at_once, upload.reopen)
-        if not self._intake.holds(upload):
-            upload.discard()
-            raise WrongState(f"round {number} went on while the upload was opened; ask for a new task")
+        if not self._intake.holds(upload):  # it came through by an earlier stream, or the round went on without it
+            return await self._receipt_or_another_try(client, number)
         self._intake.opened(upload)
         return upload
 
     async def _base_of(self, announced: Announced) -> Vector:
         try:
             return await self._threads.in_worker(self._intake.bases.read, announced.client, announced.base)
-        except StateDirError as error:  # the base's file is damaged, and not held any more
+        except StateDirError as error:
+            self._intake.bases.lose(announced.client, announced.base)
             raise WrongState(f"the update of {announced.client} cannot be read: {error} Ask for a new task.") from error
 
     async def _check_model(self, client: str, number: int, model_digest: bytes) -> None:

@@ -118,11 +118,13 @@ class RoundLoop:
             wanted.disguised(self._settings.cohort) if wanted else None,
             self.intake.bases if self.predicts else None,
         )
-        await self.threads.in_worker(self.intake.bases.clear_away)
+        found = self.store.updates_of(stored.number)
+        needed = None if self.predicts else {update.base for update in found if update.file and update.base}
+        await self.threads.in_worker(self.intake.bases.clear_away, needed)
         named = await self.threads.in_database(self.store.named_files)
         await self.threads.in_worker(self.store.files.delete_unnamed, named, stored.number)
         self.aftermath = await self.threads.in_database(Aftermath, self.store, stored.number)
-        updates = {update.client: update for update in self.store.updates_of(stored.number) if update.file}
+        updates = {update.client: update for update in found if update.file}
         self.round, actions = rounds.resume(stored, self.policy, frozenset(updates))
         phase, received = self.round.phase.value, len(self.round.received)
         log.info("%s: round %d is %s with %d updates", self.store.federation, stored.number, phase, received)

@@ -165,7 +165,12 @@ class Compression(Part):
     )
     clients: dict[str, str] = Field(default={}, description="by client: its own codec, or auto")
     downlink: str = Field(default="raw32", description="of models; a lossy codec sends what changed in a round")
-    changes: PositiveInt = Field(default=4, description="rounds back that a client can be brought up to date from")
+    changes: int = Field(
+        default=4,
+        ge=1,
+        le=64,  # a task names them all, and gRPC takes 8 KiB of it
+        description="rounds back that a client can be brought up to date from",
+    )
     model: Literal["raw32", "fp16", "bf16", "int8"] = Field(
         default="raw32", description="every model is rounded to it, and sent whole in it; the rest is held back"
     )

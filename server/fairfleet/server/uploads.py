@@ -74,6 +74,13 @@ class Upload:
         """Where the stream is kept, while it is."""
         return None if self._in_memory else self._path
 
+    def hand_over(self) -> Path | None:
+        """Its file is somebody else's from now on, whatever becomes of this upload."""
+        if self._in_memory:
+            return None
+        path, self._path = self._path, None
+        return path
+
     @property
     def offset_bytes(self) -> int:
         return self._decoder.offset_bytes

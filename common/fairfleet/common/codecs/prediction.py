@@ -34,10 +34,9 @@ def scale_bytes(elements: int) -> int:
 
 def fitting_scales(values: Vector, base: Vector) -> bytes:
     """For each block the multiple of the base that is nearest to the values; 0 where that is no number."""
-    starts = np.arange(0, len(values), BLOCK)
+    starts, wide = np.arange(0, len(values), BLOCK), base.astype(np.float64)  # whose squares are not lost
     with np.errstate(all="ignore"):
-        alike = np.add.reduceat(values * base, starts, dtype=np.float64)
-        scales = alike / np.add.reduceat(base * base, starts, dtype=np.float64)
+        scales = np.add.reduceat(values * wide, starts) / np.add.reduceat(wide * wide, starts)
     scales[~(np.abs(scales) <= BF16_LARGEST)] = 0
     return to_bf16(scales.astype(np.float32)).tobytes()
 
