@@ -7,7 +7,10 @@ does no harm. The products are rounded before they are added: every machine gets
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fairfleet.common.codecs.base import CHUNK_BYTES, Buffer, Codec
 from fairfleet.common.codecs.floats import BF16_LARGEST, from_bf16, to_bf16
@@ -34,11 +37,18 @@ def scale_bytes(elements: int) -> int:
 
 def fitting_scales(values: Vector, base: Vector) -> bytes:
     """For each block the multiple of the base that is nearest to the values; 0 where that is no number."""
-    starts, wide = np.arange(0, len(values), BLOCK), base.astype(np.float64)  # whose squares are not lost
+    wide = base.astype(np.float64)  # whose squares are not lost
     with np.errstate(all="ignore"):
-        scales = np.add.reduceat(values * wide, starts) / np.add.reduceat(wide * wide, starts)
+        scales = _sums_of_products(values, wide) / _sums_of_products(wide, wide)
     scales[~(np.abs(scales) <= BF16_LARGEST)] = 0
     return to_bf16(scales.astype(np.float32)).tobytes()
+
+
+def _sums_of_products(values: NDArray[np.floating[Any]], wide: NDArray[np.float64]) -> NDArray[np.float64]:
+    """One for each block; the last may be shorter."""
+    whole = len(wide) - len(wide) % BLOCK
+    blocks = np.einsum("ij,ij->i", values[:whole].reshape(-1, BLOCK), wide[:whole].reshape(-1, BLOCK))
+    return np.append(blocks, values[whole:] @ wide[whole:]) if whole < len(wide) else blocks
 
 
 def predicted(scales: Buffer, base: Vector) -> Vector:
