@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,10 @@ from fairfleet.common.plan import Plan
 from fairfleet.common.stream import Decoder, digest_of
 from fairfleet.common.tensors import Model, Section, Vector, add_change
 from fairfleet.lab import digits
+from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.downlink import Downlink
 from fairfleet.server.publication import Publication
+from fairfleet.server.settings import Compression
 
 SIZE = 3000
 
@@ -158,3 +162,14 @@ def test_training_with_models_in_few_bytes_ends_as_without() -> None:
     assert exact > 0.7
     for kept_in, most in (("fp16", 0.005), ("bf16", 0.01), ("int8", 0.02)):
         assert abs(accuracy_after(40, kept_in) - exact) <= most
+
+
+def test_a_task_fits_into_the_metadata_that_grpc_takes_however_many_changes_it_names() -> None:
+    most = next(limit.le for limit in Compression.model_fields["changes"].metadata if hasattr(limit, "le"))
+    change = pb.Change(
+        version=2**31, digest=bytes(range(32)), size_bytes=2**40, codec="topk:0.001+zstd", halvings=30, rounded="bf16"
+    )
+    plan = pb.Plan(steps=10**6, batch_size=10**4, learning_rate=0.1, seed=2**60)
+    model = pb.ModelRef(version=2**31, digest=bytes(range(32)), size_bytes=2**40, changes=[change] * most)
+    task = pb.TrainTask(id="train-1000000-10", round=10**6, model=model, plan=plan, codec="topk:0.001+zstd")
+    assert len(b64encode(pb.NextTaskResponse(train=task).SerializeToString())) < 8192 - 512  # other metadata go along

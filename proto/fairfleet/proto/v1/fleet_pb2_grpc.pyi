@@ -309,8 +309,9 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetTakeTas
     may be before it is committed; then the call ends, and its trailing metadata carry the serialized NextTaskResponse,
     as `fairfleet-task-bin`. That comes only when the model is committed: till then the chunks mean nothing. No chunk
     comes if there is no task, or the client holds its model, or can have it shorter (ModelRef.changes, ModelRef.compact).
-    What came is the task's model if it has its digest; else, and if the call breaks, it is of no use. Only where
-    JoinResponse.brings_models says so. Safe to repeat, also with NextTask.
+    What came is the task's model if it has its digest. Where the call breaks among the chunks, ask for the task with
+    NextTask and for the rest with FetchModel, whose chunks these are: a repetition begins with the first. Only where
+    JoinResponse.brings_models says so. Safe to repeat.
     """
 
     FetchModel: _FleetFetchModelType
@@ -457,8 +458,9 @@ class FleetServicer(metaclass=abc.ABCMeta):
         may be before it is committed; then the call ends, and its trailing metadata carry the serialized NextTaskResponse,
         as `fairfleet-task-bin`. That comes only when the model is committed: till then the chunks mean nothing. No chunk
         comes if there is no task, or the client holds its model, or can have it shorter (ModelRef.changes, ModelRef.compact).
-        What came is the task's model if it has its digest; else, and if the call breaks, it is of no use. Only where
-        JoinResponse.brings_models says so. Safe to repeat, also with NextTask.
+        What came is the task's model if it has its digest. Where the call breaks among the chunks, ask for the task with
+        NextTask and for the rest with FetchModel, whose chunks these are: a repetition begins with the first. Only where
+        JoinResponse.brings_models says so. Safe to repeat.
         """
 
     @abc.abstractmethod
