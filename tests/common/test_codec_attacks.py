@@ -23,7 +23,7 @@ from fairfleet.common.stream import Decoder
 from fairfleet.common.tensors import Model, Vector
 from fairfleet.proto.v1.model_pb2 import Chunk
 
-NAMES = (*EXAMPLES, "topk:0.5", "topk:1", "raw32+zstd", "sign+zstd", "topk:0.5+zstd")
+NAMES = (*EXAMPLES, "topsign:0.5", "topk:0.5", "topk:1", "raw32+zstd", "sign+zstd", "topk:0.5+zstd")
 MEMORY_BYTES = 32 << 20  # that decoding one chunk may take beside the row
 
 
@@ -72,10 +72,21 @@ def test_bits_beyond_the_last_value(name: str) -> None:
     refuse(name, bytes(data), 3, "unused")
 
 
+def test_a_second_sign_of_a_kept_value() -> None:
+    signs = struct.pack("<f", 1.0) + b"\xff"
+    codec_named("topsign:0.5").decode(signs + topk(0, 1, bytes([3])), np.empty(8, np.float32))
+    refuse("topsign:0.5", signs[:-1] + b"\xf7" + topk(0, 1, bytes([3])), 8, "a second sign")
+
+
+@pytest.mark.parametrize("length", [0, 4, 45, 46, 50])
+def test_a_topsign_chunk_that_ends_early(length: int) -> None:
+    refuse("topsign:0.1", encoded("topsign:0.1")[:length], 300, "begin with 46 bytes|take 5 to|declares")
+
+
 # ---- scales ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "sign"])
+@pytest.mark.parametrize("name", ["int8", "int4", "sign", "topsign:0.1"])
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0, 3e38])
 def test_a_scale_that_is_no_scale(name: str, scale: float) -> None:
     data = struct.pack("<f", scale) + encoded(name)[4:]

@@ -17,7 +17,8 @@ from fairfleet.common.codecs.quantized import FRACTION, quantize
 from fairfleet.common.errors import BadRequest, WrongState
 from fairfleet.common.tensors import Vector
 
-ALL = (*EXAMPLES, "topk:0.1", "topk:0.5", "topk:1", "raw32+zstd", "bf16+zstd", "sign+zstd", "topk:0.01+zstd")
+ALL = (*EXAMPLES, "topk:0.1", "topk:0.5", "topk:1", "topsign:0.01", "topsign:1", "raw32+zstd", "bf16+zstd", "sign+zstd")
+ALL = (*ALL, "topk:0.01+zstd", "topsign:0.1+zstd")
 VECTORS = json.loads((Path(__file__).parents[2] / "proto" / "vectors" / "codecs.json").read_text())["vectors"]
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -56,7 +57,17 @@ def bound(name: str, values: Vector) -> Any:
             return blocks_of(values, 256) * (1 + 1e-6)
         case "topk":
             return exact  # nothing is further off than if it were left out
+        case "topsign":
+            return np.maximum(exact * 2.0**-8, largest_left_out(name, values)) + 2.0**-134
     raise AssertionError(name)
+
+
+def largest_left_out(name: str, values: Vector) -> Any:
+    """For each value: the largest magnitude in its block that is not among the largest of all."""
+    share = float(name.removesuffix("+zstd").partition(":")[2])
+    rest = values.copy()
+    rest[np.argsort(-np.abs(values), kind="stable")[: int(np.ceil(share * len(values)))]] = 0
+    return blocks_of(rest, 256) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -142,6 +153,25 @@ def test_topk_keeps_the_largest_and_so_many_of_them(values: Vector, share: str) 
         assert np.abs(values[~kept]).max(initial=0) <= np.abs(values[kept]).min()
 
 
+@given(values=values_of, share=st.sampled_from(["0.01", "0.1", "0.5", "1"]))
+def test_topsign_has_the_values_of_topk_and_one_magnitude_for_the_others_of_a_block(values: Vector, share: str) -> None:
+    decoded, kept = through(f"topsign:{share}", values), through(f"topk:{share}", values)
+    np.testing.assert_array_equal(decoded[kept != 0], kept[kept != 0])
+    for first in range(0, len(values), 256):
+        block = slice(first, first + 256)
+        others = (kept[block] == 0) & (values[block] != 0)  # a kept value may be too small for bf16: then it is zero
+        sizes = np.abs(decoded[block][others])
+        assert len(set(sizes[sizes > 0])) <= 1
+        told = others & (decoded[block] != 0)
+        np.testing.assert_array_equal(np.sign(decoded[block][told]), np.sign(values[block][told]))
+
+
+def test_topsign_halves_what_topk_loses_of_an_update_with_a_long_tail() -> None:
+    values = np.random.default_rng(5).standard_t(3, 100_000).astype(np.float32)
+    top, signs = (np.linalg.norm(through(name, values) - values) for name in ("topk:0.1", "topsign:0.1"))
+    assert signs < 0.65 * top
+
+
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.2, 0.5])
 def test_topk_writes_its_positions_the_shorter_way(share: float) -> None:
     values = np.random.default_rng(2).standard_normal(100_000, dtype=np.float32)
@@ -175,10 +205,12 @@ def test_the_bars_for_size_hold() -> None:
     values = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
     assert roundtrip("int8", values).encoded_bytes <= 0.26 * values.nbytes
     assert roundtrip("topk:0.01", values).encoded_bytes <= 0.02 * values.nbytes
+    assert roundtrip("topsign:0.1", values).encoded_bytes <= 0.112 * values.nbytes
 
 
 @pytest.mark.parametrize(
-    "name", ["zip", "", "topk", "topk:", "topk:0", "topk:0.0", "topk:2", "topk:1e-3", "topk:nan", "int8+", "int8+gzip",
+    "name", ["zip", "", "topk", "topk:", "topk:0", "topk:0.0", "topk:2", "topk:1e-3", "topk:nan", "topsign",
+             "topsign:0", "raw32:1", "int8+", "int8+gzip",
              "int8+zstd+zstd", "+zstd", "INT8", "topk:0.0000000001", " int8"],
 )  # fmt: skip
 def test_a_name_that_is_no_codec_is_refused_with_those_that_are(name: str) -> None:
@@ -190,6 +222,7 @@ def test_a_codec_is_agreed_only_if_the_client_can_do_all_of_it() -> None:
     assert needs("topk:0.01+zstd") == {"topk", "zstd"}
     assert agree("topk:0.01+zstd", list(ABILITIES)) == "topk:0.01+zstd"
     assert agree("int8+zstd", ["fp16", "int8"]) == "fp16"
+    assert agree("topsign:0.1", ["raw32", "sign", "topk"]) == "raw32"  # a client of before there was topsign
     assert agree("int8", ["zstd", "raw32"]) == "raw32"
     with pytest.raises(WrongState, match=r"no codec in common.*smoke-signals"):
         agree("int8", ["zstd", "topk", "smoke-signals"])

@@ -31,9 +31,17 @@ def vectors(size: int = 64) -> st.SearchStrategy[Vector]:
 
 
 def test_only_codecs_that_leave_values_out_and_have_room_are_predicted() -> None:
-    names = ("raw32", "int8", "sign", "topk:0.1", "topk:1+zstd", "topk:0.436")  # the last fills its chunks to the brim
-    assert [name for name in names if is_predicted(name)] == ["topk:0.1", "topk:1+zstd"]
-    for name in ("topk:0.1", "topk:1+zstd"):
+    names = (
+        "raw32",
+        "int8",
+        "sign",
+        "topk:0.1",
+        "topk:1+zstd",
+        "topk:0.436",
+        "topsign:0.1",
+    )  # 0.436 fills its chunks to the brim
+    assert [name for name in names if is_predicted(name)] == ["topk:0.1", "topk:1+zstd", "topsign:0.1"]
+    for name in ("topk:0.1", "topk:1+zstd", "topsign:0.1"):
         codec = codec_named(name)
         assert codec.largest(codec.elements_per_chunk) + scale_bytes(codec.elements_per_chunk) <= CHUNK_BYTES
 

@@ -88,6 +88,26 @@ def test_bases_agree_to_the_bit_though_server_and_clients_are_killed(fleet: Flee
     assert fleet.query("select count(*) from updates where base is null") == [(2,)], "only the first of each is whole"
 
 
+def test_topsign_is_told_by_bases_too_though_both_sides_are_killed(fleet: Fleet) -> None:
+    rounds, topsign = 6, {"codec": f"topsign:{SHARE}"}
+    fleet.init(SIZE)
+    start(fleet, rounds, **topsign)
+    start_clients(fleet)
+    fleet.wait_for_version(2)
+    fleet.kill_client("b")
+    fleet.start_client("b", shift=SHIFTS["b"], **SLOW)
+    fleet.kill_server()
+    start(fleet, rounds, **topsign)
+    fleet.wait_for_version(rounds)
+    assert set(fleet.wait_clients().values()) == {0}
+    for client, shift in SHIFTS.items():
+        server = np.load(bases(fleet)[client])
+        np.testing.assert_array_equal(server.view(np.uint32), client_holds(fleet, client, rounds).view(np.uint32))
+        np.testing.assert_allclose(server, shift, rtol=1e-5)  # equal values: their mean magnitude is each of them
+    assert fleet.query("select count(*) from updates where base is null") == [(2,)], "only the first of each is whole"
+    assert fleet.model(rounds).parameters == pytest.approx(-rounds * sum(SHIFTS.values()) / 2, rel=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["update", "round"])
 def test_dying_at_every_durable_write_breaks_no_chain_of_bases(fleet: Fleet, durability: str) -> None:

@@ -29,11 +29,19 @@ def test_a_client_has_its_own_codec_or_that_of_the_federation() -> None:
 @pytest.mark.parametrize(
     ("uplink", "codec"),
     [(None, "int8"), (100 * MEGABYTE, "bf16"), (2 * MEGABYTE, "bf16"), (1.9 * MEGABYTE, "int8"),
-     (0.6 * MEGABYTE, "int4"), (0.4 * MEGABYTE, "topk:0.1"), (0.04 * MEGABYTE, "topk:0.01"), (1.0, "topk:0.01")],
+     (0.6 * MEGABYTE, "int4"), (0.5 * MEGABYTE, "topsign:0.1"),
+     (0.4 * MEGABYTE, "topk:0.1"), (0.04 * MEGABYTE, "topk:0.01"), (1.0, "topk:0.01")],
 )  # fmt: skip
 def test_auto_takes_the_finest_codec_that_the_uplink_carries_in_time(uplink: float | None, codec: str) -> None:
     assert AUTO.choose("any", ABILITIES, uplink) == codec
     assert AUTO.choose("fast", ABILITIES, uplink) == "raw32"
+
+
+def test_auto_takes_only_what_the_client_knows() -> None:
+    before_topsign = [ability for ability in ABILITIES if ability != "topsign"]
+    assert AUTO.choose("older", before_topsign, 0.5 * MEGABYTE) == "topk:0.1"
+    assert AUTO.choose("oldest", ["raw32", "int8"], 1.0) == "int8"
+    assert AUTO.choose("plain", ["raw32"], 1.0) == "raw32"
 
 
 @pytest.mark.parametrize(("codec", "share"), LADDER.items())

@@ -63,7 +63,7 @@ class Experiment(BaseModel):
     admission: Admission = Field(default=Admission(), description="what is done about updates out of the ordinary")
     codec: str = Field(default="raw32", description="that updates pass through: int8, topk:0.01, int8+zstd, …")
     error_feedback: bool = Field(default=True, description="what a lossy codec leaves out is sent with the next")
-    prediction: bool = Field(default=True, description="topk: updates are told by the client's last one")
+    prediction: bool = Field(default=True, description="topk, topsign: updates are told by the client's last one")
     learning_rate_decay: float = Field(default=1.0, gt=0, le=1, description="of the clients' rate, per round")
     loss: Literal["before", "after"] = Field(default="before", description="training: which loss the rule is told")
     loss_total: bool = Field(default=False, description="the rule is told the sum over the samples, not their mean")

@@ -25,7 +25,7 @@ class Bar(NamedTuple):
     worst_10: float
 
 
-BARS = {"int8": Bar(0.5, 1.5), "topk:0.1": Bar(2.0, 2.0)}
+BARS = {"int8": Bar(0.5, 1.5), "topk:0.1": Bar(2.0, 2.0), "topsign:0.1": Bar(2.0, 2.0)}
 
 
 class Difference(NamedTuple):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from fairfleet.common.codecs import agree
+from fairfleet.common.codecs import agree, needs
 
 AUTO = "auto"
 WHILE_UNKNOWN = "int8"
 # Of falling fidelity, each with its share of the raw bytes.
-LADDER = {"bf16": 0.5, "int8": 0.254, "int4": 0.141, "topk:0.1": 0.076, "topk:0.01": 0.0085}
+LADDER = {"bf16": 0.5, "int8": 0.254, "int4": 0.141, "topsign:0.1": 0.11, "topk:0.1": 0.076, "topk:0.01": 0.0085}
 TELLING_BYTES = 1 << 16  # a shorter transfer measures the delay of the link, not its breadth
 NEWEST_WEIGHT = 0.5
 
@@ -25,13 +26,14 @@ class CodecPolicy:
     def choose(self, client: str, abilities: Sequence[str], uplink: float | None = None) -> str:
         """`uplink` in bytes per second, None while unknown. Refuses a client that knows no codec of ours."""
         wanted = self.of_clients.get(client, self.default)
-        return agree(self._fitting(uplink) if wanted == AUTO else wanted, list(abilities))
+        return agree(self._fitting(uplink, set(abilities)) if wanted == AUTO else wanted, list(abilities))
 
-    def _fitting(self, uplink: float | None) -> str:
-        if uplink is None:
+    def _fitting(self, uplink: float | None, abilities: AbstractSet[str]) -> str:
+        known = {codec: share for codec, share in LADDER.items() if needs(codec) <= abilities}
+        if uplink is None or not known:
             return WHILE_UNKNOWN
         most = uplink * self.upload_seconds / self.raw_bytes
-        return next((codec for codec, share in LADDER.items() if share <= most), list(LADDER)[-1])
+        return next((codec for codec, share in known.items() if share <= most), list(known)[-1])
 
 
 @dataclass

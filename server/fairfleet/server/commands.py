@@ -36,7 +36,7 @@ def server(
     codec: Annotated[
         str | None,
         typer.Option(
-            help="For updates: int8 (default), raw32, fp16, bf16, int4, sign, topk:0.01, each also +zstd; or auto."
+            help="For updates: int8 (default), raw32, fp16, bf16, int4, sign, topk:0.1, topsign:0.1, also +zstd; auto."
         ),
     ] = None,
     durability: Annotated[str | None, typer.Option(help="update (default) or round.")] = None,

@@ -158,7 +158,7 @@ class Compression(Part):
     error_feedback: bool = Field(default=True, description="what a lossy codec leaves out is sent with the next update")
     prediction: bool = Field(
         default=True,
-        description="topk: updates are told by how they differ from the client's last one, which the server keeps",
+        description="topk, topsign: updates tell how they differ from the client's last one, which the server keeps",
     )
     prediction_bytes: PositiveInt | None = Field(
         default=None, description="of disk for clients' last updates; beyond it the oldest go. Default: no limit"

@@ -229,4 +229,6 @@ def check_announced(announced: Announced, limit_bytes: int) -> None:
         raise BadRequest(f"an update's digest has 32 bytes; found {len(announced.digest)}")
     codec_named(announced.codec)
     if announced.base and not is_predicted(announced.codec):
-        raise BadRequest(f"an update in {announced.codec} is not told by an earlier one; only those in topk may be")
+        raise BadRequest(
+            f"an update in {announced.codec} is not told by an earlier one; only those in topk and topsign are"
+        )

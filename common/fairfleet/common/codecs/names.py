@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 
 from fairfleet.common.codecs.base import Codec
 from fairfleet.common.codecs.floats import Bf16Codec, FloatCodec
 from fairfleet.common.codecs.quantized import QuantizedCodec
 from fairfleet.common.codecs.signs import SignCodec
 from fairfleet.common.codecs.sparse import TopKCodec
+from fairfleet.common.codecs.topsign import TopSignCodec
 from fairfleet.common.codecs.zstd import ZstdCodec
 from fairfleet.common.errors import BadRequest, WrongState, short
 
@@ -25,10 +27,11 @@ _PLAIN: dict[str, Codec] = {
         SignCodec(),
     )
 }
-_FRACTION = re.compile(r"topk:(0\.\d{1,6}|1)")
+_OF_A_FRACTION: dict[str, Callable[[str], Codec]] = {"topk": TopKCodec, "topsign": TopSignCodec}
+_FRACTION = re.compile(r"0\.\d{1,6}|1")
 
-ABILITIES = (*_PLAIN, "topk", "zstd")  # what a client says that it knows; any name made of these
-EXAMPLES = (*_PLAIN, "topk:0.01", "int8+zstd")
+ABILITIES = (*_PLAIN, *_OF_A_FRACTION, "zstd")  # what a client says that it knows; any name made of these
+EXAMPLES = (*_PLAIN, "topk:0.01", "topsign:0.1", "int8+zstd")
 
 
 @functools.lru_cache(maxsize=64)
@@ -42,18 +45,18 @@ def codec_named(name: str) -> Codec:
 
 
 def _plain(plain: str, name: str) -> Codec:
-    if found := _FRACTION.fullmatch(plain):
-        if float(found[1]) > 0:
-            return TopKCodec(found[1])
-    elif plain in _PLAIN:
+    if plain in _PLAIN:
         return _PLAIN[plain]
+    kind, _, fraction = plain.partition(":")
+    if kind in _OF_A_FRACTION and _FRACTION.fullmatch(fraction) and float(fraction) > 0:
+        return _OF_A_FRACTION[kind](fraction)
     raise _unknown(name)
 
 
 def _unknown(name: str) -> BadRequest:
     return BadRequest(
-        f"unknown codec {short(name)}; known here: {', '.join(_PLAIN)}, topk:FRACTION (such as topk:0.01), "
-        "and each with +zstd behind it"
+        f"unknown codec {short(name)}; known here: {', '.join(_PLAIN)}, topk:FRACTION and topsign:FRACTION (such as "
+        "topk:0.01), and each with +zstd behind it"
     )
 
 

@@ -22,8 +22,8 @@ BLOCK = 256  # values that share a multiple: about the weights of a neuron, whic
 
 
 def is_predicted(name: str) -> bool:
-    """Whether updates in this codec are worth a base: those that leave values out, and have room for the multiples."""
-    if "topk" not in needs(name):
+    """Whether updates in this codec are worth a base: those that leave values out, or nearly, and have room."""
+    if needs(name).isdisjoint({"topk", "topsign"}):
         return False
     codec = codec_named(name)
     elements = codec.elements_per_chunk

@@ -102,7 +102,7 @@ class JoinRequest(google.protobuf.message.Message):
     """this client does what TrainTask.privacy and EvaluateTask.privacy say"""
     @property
     def codecs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """known to this client, best first: codecs, and topk and zstd for all made with them"""
+        """known to this client, best first: codecs, and topk, topsign and zstd for all made with them"""
 
     @property
     def signature(self) -> fairfleet.proto.v1.model_pb2.Signature:
