@@ -65,39 +65,48 @@ def test_a_chunk_that_declares_more_elements_than_any_chunk_may_have() -> None:
         decoder.take(message)
 
 
-@pytest.mark.parametrize("name", ["int4", "sign"])
-def test_bits_beyond_the_last_value(name: str) -> None:
+@pytest.mark.parametrize(("name", "last"), [("int4", 5), ("sign", 4), ("topsign:0.01", 4)])  # byte with bits
+def test_bits_beyond_the_last_value(name: str, last: int) -> None:
     data = bytearray(encoded(name, 3))
-    data[-1] |= 0x80
+    data[last] |= 0x80
     refuse(name, bytes(data), 3, "unused")
 
 
-def test_a_second_sign_of_a_kept_value() -> None:
-    signs = struct.pack("<f", 1.0) + b"\xff"
-    codec_named("topsign:0.5").decode(signs + topk(0, 1, bytes([3])), np.empty(8, np.float32))
-    refuse("topsign:0.5", signs[:-1] + b"\xf7" + topk(0, 1, bytes([3])), 8, "a second sign")
+def topsign(codes: bytes, values: int, scale: float = 1.0) -> bytes:
+    return struct.pack("<f", scale) + codes + b"\x80\x3f" * values
 
 
-@pytest.mark.parametrize("length", [0, 4, 45, 46, 50])
-def test_a_topsign_chunk_that_ends_early(length: int) -> None:
-    refuse("topsign:0.1", encoded("topsign:0.1")[:length], 300, "begin with 46 bytes|take 5 to|declares")
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (topsign(b"\xff\x00", 3), "names 4 and has 6 bytes"),
+        (topsign(b"\xff\x00", 5), "names 4 and has 10 bytes"),
+        (topsign(b"\xff\x03", 5), "keeps at most 4 of 8 values.*names 5"),
+        (topsign(b"\x00\x00", 1), "names 0 and has 2 bytes"),
+        (topsign(b"\x00\x00", 0) + b"\x00", "names 0 and has 1 bytes"),
+        (topsign(b"\x00", 0), "begin with 6 bytes; the chunk has 5"),
+        (b"", "begin with 6 bytes; the chunk has 0"),
+    ],
+)
+def test_kept_values_of_topsign_that_are_too_many_or_missing(data: bytes, reason: str) -> None:
+    refuse("topsign:0.5", data, 8, reason)
 
 
 # ---- scales ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "sign", "topsign:0.1"])
-@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0, 3e38])
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0, -0.0, 3e38])
 def test_a_scale_that_is_no_scale(name: str, scale: float) -> None:
     data = struct.pack("<f", scale) + encoded(name)[4:]
     refuse(name, data, 300, "the scale of .* block 0 is")
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "sign"])
+@pytest.mark.parametrize("name", ["int8", "int4", "sign", "topsign:0.01"])
 @pytest.mark.parametrize("power", range(100, 128))
 def test_no_scale_that_is_taken_makes_a_product_overflow(name: str, power: int) -> None:
     scale = struct.pack("<f", 2.0**power)
-    for byte in (b"\x00", b"\x7f", b"\x80", b"\xff"):
+    for byte in (b"\x00", b"\x7f", b"\x80", b"\xaa", b"\xff"):
         error_or_tensor(name, scale + byte * (codec_named(name).largest(8) - 4), 8)
 
 

@@ -157,19 +157,24 @@ def test_topk_keeps_the_largest_and_so_many_of_them(values: Vector, share: str) 
 def test_topsign_has_the_values_of_topk_and_one_magnitude_for_the_others_of_a_block(values: Vector, share: str) -> None:
     decoded, kept = through(f"topsign:{share}", values), through(f"topk:{share}", values)
     np.testing.assert_array_equal(decoded[kept != 0], kept[kept != 0])
+    others = (kept == 0) & (decoded != 0)
+    assert (np.sign(decoded[others]) == np.sign(values[others])).all()
     for first in range(0, len(values), 256):
         block = slice(first, first + 256)
-        others = (kept[block] == 0) & (values[block] != 0)  # a kept value may be too small for bf16: then it is zero
-        sizes = np.abs(decoded[block][others])
-        assert len(set(sizes[sizes > 0])) <= 1
-        told = others & (decoded[block] != 0)
-        np.testing.assert_array_equal(np.sign(decoded[block][told]), np.sign(values[block][told]))
+        assert len(np.unique(np.abs(decoded[block][others[block]]))) <= 1
 
 
-def test_topsign_halves_what_topk_loses_of_an_update_with_a_long_tail() -> None:
+def test_topsign_keeps_zeros_as_zeros() -> None:
+    values = np.random.default_rng(6).standard_normal(5000, dtype=np.float32)
+    values[::3] = 0
+    assert not through("topsign:0.1", values)[::3].any()
+
+
+def test_topsign_loses_half_as_much_as_topk_and_less_than_int4_of_an_update_with_a_long_tail() -> None:
     values = np.random.default_rng(5).standard_t(3, 100_000).astype(np.float32)
-    top, signs = (np.linalg.norm(through(name, values) - values) for name in ("topk:0.1", "topsign:0.1"))
-    assert signs < 0.65 * top
+    lost = {name: np.linalg.norm(through(name, values) - values) for name in ("topk:0.1", "topsign:0.1", "int4")}
+    assert lost["topsign:0.1"] < 0.5 * lost["topk:0.1"]
+    assert lost["topsign:0.1"] < lost["int4"]
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.2, 0.5])
@@ -205,7 +210,7 @@ def test_the_bars_for_size_hold() -> None:
     values = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
     assert roundtrip("int8", values).encoded_bytes <= 0.26 * values.nbytes
     assert roundtrip("topk:0.01", values).encoded_bytes <= 0.02 * values.nbytes
-    assert roundtrip("topsign:0.1", values).encoded_bytes <= 0.112 * values.nbytes
+    assert roundtrip("topsign:0.1", values).encoded_bytes <= 0.117 * values.nbytes
 
 
 @pytest.mark.parametrize(

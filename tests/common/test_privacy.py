@@ -35,7 +35,7 @@ from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.stream import Decoder
 from fairfleet.common.tensors import Model, Vector
 
-CODECS = ("raw32", "fp16", "bf16", "int8", "int4", "sign", "topk:0.1", "int8+zstd")
+CODECS = ("raw32", "fp16", "bf16", "int8", "int4", "sign", "topk:0.1", "topsign:0.1", "int8+zstd")
 values = st.floats(-(2.0**100), 2.0**100, width=32)
 vectors = arrays(np.float32, st.integers(0, 200), elements=values)
 bounds = st.floats(1e-6, 1e6)
@@ -119,7 +119,7 @@ def test_an_update_that_is_not_to_be_protected_stays_as_it_is() -> None:
     assert (trained.parameters == np.float32(0.25)).all()
 
 
-@pytest.mark.parametrize("codec", ["int8", "topk:0.1", "sign"])
+@pytest.mark.parametrize("codec", ["int8", "topk:0.1", "topsign:0.1", "sign"])
 def test_what_a_codec_leaves_out_is_of_the_noised_update_only(tmp_path: Path, codec: str) -> None:
     """Everything that ever leaves the client, and what it holds back, is the sum of noised updates: nothing else."""
     spool, received, noise = Spool(tmp_path), model(0.0), SeededNoise(1)

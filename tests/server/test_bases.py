@@ -100,8 +100,9 @@ def test_beyond_the_limit_the_oldest_go(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_only_topk_may_be_told_by_a_base() -> None:
+def test_only_topk_and_topsign_may_be_told_by_a_base() -> None:
     report = TrainReport(samples=1, loss_before=1.0, loss_after=1.0, steps=1, learning_rate=0.1)
-    check_announced(Announced("ann", 0, "topk:0.1", 10, bytes(32), report, base=digest(1)), 100)
+    for codec in ("topk:0.1", "topsign:0.1"):
+        check_announced(Announced("ann", 0, codec, 10, bytes(32), report, base=digest(1)), 100)
     with pytest.raises(BadRequest, match="only those in topk"):
         check_announced(Announced("ann", 0, "int8", 10, bytes(32), report, base=digest(1)), 100)

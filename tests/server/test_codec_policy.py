@@ -73,7 +73,9 @@ def test_the_settings_know_codecs_by_name_and_refuse_others_with_those_that_are(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100, 65_536, 300_000])
-@pytest.mark.parametrize("codec", ["raw32", "raw32+zstd", "fp16+zstd", "int8", "sign+zstd", "topk:1", "topk:1+zstd"])
+@pytest.mark.parametrize(
+    "codec", ["raw32", "raw32+zstd", "fp16+zstd", "int8", "sign+zstd", "topk:1", "topk:1+zstd", "topsign:1+zstd"]
+)
 def test_no_codec_needs_more_than_the_servers_limit_for_an_update(codec: str, size: int) -> None:
     used = codec_named(codec)
     values = np.random.default_rng(0).standard_normal(size, dtype=np.float32)

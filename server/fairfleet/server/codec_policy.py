@@ -11,7 +11,7 @@ from fairfleet.common.codecs import agree, needs
 AUTO = "auto"
 WHILE_UNKNOWN = "int8"
 # Of falling fidelity, each with its share of the raw bytes.
-LADDER = {"bf16": 0.5, "int8": 0.254, "int4": 0.141, "topsign:0.1": 0.11, "topk:0.1": 0.076, "topk:0.01": 0.0085}
+LADDER = {"bf16": 0.5, "int8": 0.254, "int4": 0.141, "topsign:0.1": 0.116, "topk:0.1": 0.076, "topk:0.01": 0.0085}
 TELLING_BYTES = 1 << 16  # a shorter transfer measures the delay of the link, not its breadth
 NEWEST_WEIGHT = 0.5
 

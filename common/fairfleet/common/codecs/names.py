@@ -28,7 +28,7 @@ _PLAIN: dict[str, Codec] = {
     )
 }
 _OF_A_FRACTION: dict[str, Callable[[str], Codec]] = {"topk": TopKCodec, "topsign": TopSignCodec}
-_FRACTION = re.compile(r"0\.\d{1,6}|1")
+_FRACTION = re.compile(r"0\.[0-9]{1,6}|1")
 
 ABILITIES = (*_PLAIN, *_OF_A_FRACTION, "zstd")  # what a client says that it knows; any name made of these
 EXAMPLES = (*_PLAIN, "topk:0.01", "topsign:0.1", "int8+zstd")

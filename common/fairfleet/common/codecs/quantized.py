@@ -108,7 +108,7 @@ def spread(codes: NDArray[np.int8] | Vector, scales: Vector, block: int, out: Ve
 
 
 def check_scales(name: str, scales: Vector, largest: float = LARGEST_SCALE) -> None:
-    good = (scales >= 0) & (scales <= largest)  # false for NaN
+    good = ~np.signbit(scales) & (scales <= largest)  # false for NaN, and for a zero that is written in another way
     if not good.all():
         at = int(np.argmin(good))
         raise BadRequest(f"the scale of {name} block {at} is {scales[at]}; expected one from 0 to {largest:g}")

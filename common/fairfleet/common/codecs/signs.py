@@ -6,7 +6,6 @@ Biased, hence for use with error feedback.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairfleet.common.codecs.base import Buffer, Seed, check_length, fitting_elements
 from fairfleet.common.codecs.quantized import LARGEST_VALUE, check_scales, spread
@@ -16,8 +15,6 @@ from fairfleet.common.tensors import Vector
 BLOCK = 256
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _SIGNS = np.where(_BITS, np.float32(1), np.float32(-1))  # eight signs per byte
-
-Counts = NDArray[np.intp]
 
 
 class SignCodec:
@@ -31,7 +28,12 @@ class SignCodec:
         return 4 * -(-elements // BLOCK) + -(-elements // 8)
 
     def encode(self, values: Vector, seed: Seed = ()) -> Buffer:
-        return encode_signs(values, block_lengths(len(values)))
+        starts = np.arange(0, len(values), BLOCK)
+        magnitudes = np.minimum(np.abs(values), np.float32(LARGEST_VALUE / BLOCK))  # the sum must not overflow
+        counts = np.minimum(len(values) - starts, BLOCK).astype(np.float32)
+        scales = (np.add.reduceat(magnitudes, starts) / counts).astype("<f4")
+        bits = np.packbits(values >= 0, bitorder="little")
+        return np.concatenate([scales.view(np.uint8), bits]).data
 
     def decode(self, data: Buffer, out: Vector) -> None:
         check_length(self.name, data, len(out), self.largest(len(out)))
@@ -48,15 +50,3 @@ class SignCodec:
             if bits[-1] >> left:
                 raise BadRequest(f"the unused bits of the last byte in sign are {bits[-1] >> left:b}; expected 0")
             out[8 * eights :] = _SIGNS[bits[-1], :left]
-
-
-def block_lengths(elements: int) -> Counts:
-    return np.minimum(elements - np.arange(0, elements, BLOCK), BLOCK)
-
-
-def encode_signs(values: Vector, counts: Counts) -> Buffer:
-    """`counts` says of how many values in each block the scale is the mean magnitude; the others are zero."""
-    magnitudes = np.minimum(np.abs(values), np.float32(LARGEST_VALUE / BLOCK))  # the sum must not overflow
-    sums = np.add.reduceat(magnitudes, np.arange(0, len(values), BLOCK))
-    scales = (sums / np.maximum(counts, 1).astype(np.float32)).astype("<f4")
-    return np.concatenate([scales.view(np.uint8), np.packbits(values >= 0, bitorder="little")]).data

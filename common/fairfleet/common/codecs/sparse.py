@@ -39,44 +39,34 @@ class TopKCodec:
         return math.ceil(self._fraction * elements)
 
     def encode(self, values: Vector, seed: Seed = ()) -> Buffer:
-        return self.write(values, self.chosen(values))
-
-    def decode(self, data: Buffer, out: Vector) -> None:
-        positions, kept = self.read(data, len(out))
-        out[:] = 0
-        out[positions] = kept
-
-    def chosen(self, values: Vector) -> Positions:
-        return largest_positions(values, self._kept(len(values)))
-
-    def write(self, values: Vector, positions: Positions) -> Buffer:
+        positions = largest_positions(values, self._kept(len(values)))
         form, coded = GAPS, gaps_of(positions)
         if len(coded) > -(-len(values) // 8):
             form, coded = BITMAP, bitmap_of(positions, len(values))
         kept = to_bf16(values[positions]).view(np.uint8)
         return b"".join((_HEAD.pack(form, len(positions)), kept.data, coded.data))
 
-    def read(self, data: Buffer, elements: int) -> tuple[Positions, Vector]:
-        """Which of so many elements are kept, and their values."""
-        if not _HEAD.size <= len(data) <= self.largest(elements):
+    def decode(self, data: Buffer, out: Vector) -> None:
+        if not _HEAD.size <= len(data) <= self.largest(len(out)):
             raise BadRequest(
-                f"{elements} values in {self.name} take {_HEAD.size} to {self.largest(elements)} bytes; "
+                f"{len(out)} values in {self.name} take {_HEAD.size} to {self.largest(len(out))} bytes; "
                 f"the chunk has {len(data)}"
             )
         form, count = _HEAD.unpack_from(data)
         split = _HEAD.size + 2 * count
-        if form not in (GAPS, BITMAP) or count > self._kept(elements) or split > len(data):
+        if form not in (GAPS, BITMAP) or count > self._kept(len(out)) or split > len(data):
             raise BadRequest(
                 f"a chunk of {len(data)} bytes declares {count} values and positions of form {form}; {self.name} "
-                f"keeps at most {self._kept(elements)} of {elements}, and knows forms {GAPS} and {BITMAP}"
+                f"keeps at most {self._kept(len(out))} of {len(out)}, and knows forms {GAPS} and {BITMAP}"
             )
         coded = np.frombuffer(data[split:], np.uint8)
-        positions = from_gaps(coded, elements) if form == GAPS else from_bitmap(coded, elements)
+        positions = from_gaps(coded, len(out)) if form == GAPS else from_bitmap(coded, len(out))
         if len(positions) != count:
             raise BadRequest(f"a topk chunk declares {count} values; it names {len(positions)} positions")
         kept = np.empty(count, np.float32)
         from_bf16(data[_HEAD.size : split], kept)
-        return positions, kept
+        out[:] = 0
+        out[positions] = kept
 
 
 def largest_positions(values: Vector, count: int) -> Positions:
