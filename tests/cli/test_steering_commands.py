@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from fairfleet.proto.v1 import operator_pb2 as pb
 from tests.e2e.fleet import Fleet, until
 
 
@@ -37,7 +38,7 @@ def test_an_operator_steers_a_federation_from_the_command_line(running: Fleet) -
     assert running.clients["mallory"].wait(20) == 4
     running.wait_for_version(running.version() + 2)
     assert "paused at version" in tell(running, "pause").stdout
-    until(lambda: running.status().asked == 0, "the round under way to end")
+    until(lambda: running.status().phase == pb.PHASE_WAITING, "the round under way to end")
     version = running.version()
     rounds = [json.loads(line) for line in tell(running, "rounds", "--last", "2", "--json").stdout.splitlines()]
     assert [record["round"] for record in rounds] == [version - 2, version - 1]

@@ -140,7 +140,7 @@ def test_a_lost_connection_is_told_of_and_mended_and_a_restart_leaves_no_gap(
         page.wait("#conflicts-lead >> text=in bias")
         fleet.kill_server()
         page.wait("body[data-link=lost]")
-        assert "No connection" in page.text("#banner")
+        page.wait("#banner >> text=No connection")  # drawn with the next frame
         before = page.text("#tile-mean .value")
         assert before != NOT_KNOWN, "what was known stays on the screen"
         fleet.start_server(**settings)
