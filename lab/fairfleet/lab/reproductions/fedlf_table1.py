@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from fairfleet.lab.records import Run
 from fairfleet.lab.reproductions.base import Column, Reproduction, above
 from fairfleet.lab.sweep import Sweep
 
@@ -24,33 +26,94 @@ SETTINGS = [
     {"label": "Pat-1", "partition": "pat-fixed:1"},
     {"label": "Dir(0.1)", "partition": "dirichlet-capped:0.1"},
 ]
+FULL_STEP = {"batch_size": 0}
+ONE_BATCH = {"epochs": 0, "steps": 1}
+HALF_RATE = {"learning_rate": 0.05}
 RULES: list[dict[str, Any]] = [
-    {"label": "FedLF", "rule": "fedlf", "plan": {"batch_size": 0}},
+    {"label": "FedLF", "rule": "fedlf", "plan": FULL_STEP},
     {"label": "FedAvg", "rule": "fedavg,weighting=uniform"},
     {"label": "FedFV", "rule": "fedfv,alpha=0.1,tau=1"},
     {"label": "FedMGDA+", "rule": "fedmgda_plus,epsilon=0.1,eta=0.1"},
-    {"label": "FedMDFG", "rule": "fedmdfg"},
+    {"label": "FedMDFG", "rule": "fedmdfg", "plan": FULL_STEP},
     {"label": "AdaFed", "rule": "adafed,gamma=1"},
+    {"label": "AdaFed with history", "rule": "adafed,gamma=1,absent=history"},
     {"label": "AdaFedAdam", "rule": "adafedadam"},
-    # What could explain a difference, tried.
-    {"label": "FedAvg by samples", "rule": "fedavg"},
-    {"label": "FedAvg, rate 0.05", "rule": "fedavg,weighting=uniform", "plan": {"learning_rate": 0.05}},
+    # Other readings of the setup, which could explain a difference.
+    {"label": "FedAvg, by samples", "rule": "fedavg"},
+    {"label": "FedAvg, rate 0.05", "rule": "fedavg,weighting=uniform", "plan": HALF_RATE},
+    {"label": "FedAvg, one batch", "rule": "fedavg,weighting=uniform", "plan": ONE_BATCH},
+    {"label": "FedAvg, full step", "rule": "fedavg,weighting=uniform", "plan": FULL_STEP},
     {"label": "FedFV, no history", "rule": "fedfv,alpha=0.1,tau=0"},
+    {"label": "FedFV, no history, rate 0.05", "rule": "fedfv,alpha=0.1,tau=0", "plan": HALF_RATE},
+    {"label": "FedFV, one batch", "rule": "fedfv,alpha=0.1,tau=1", "plan": ONE_BATCH},
+    {"label": "FedFV, full step", "rule": "fedfv,alpha=0.1,tau=1", "plan": FULL_STEP},
     {
         "label": "FedMGDA+, falling rate",
         "rule": "fedmgda_plus,epsilon=0.1,lam0=samples,eta=0.1,schedule=exponential,decay=0.999",
     },
+    {"label": "FedMGDA+, one batch", "rule": "fedmgda_plus,epsilon=0.1,eta=0.1", "plan": ONE_BATCH},
+    {
+        "label": "FedMGDA+, one batch, falling rate",
+        "rule": "fedmgda_plus,epsilon=0.1,eta=0.1,schedule=exponential,decay=0.999",
+        "plan": ONE_BATCH,
+    },
+    {"label": "FedMGDA+, full step", "rule": "fedmgda_plus,epsilon=0.1,eta=0.1", "plan": FULL_STEP},
 ]
+LATE_ROUNDS = 500
+
+
+def late_accuracy(run: Run) -> float:
+    """Mean over the evaluations in the last rounds: the models of some rules swing, and the last one is one of many."""
+    late = [point.mean for point in run.points if point.round > run.rounds - LATE_ROUNDS]
+    return sum(late) / len(late) if late else math.nan
+
+
 COLUMNS = (
     Column("acc", lambda run: run.fairness.mean, 3, 0.02),
     Column("fair", lambda run: run.fairness.angle_radians, 3, 0.02),
     Column("worst 5 %", lambda run: run.fairness.worst_5, 3, None),
     Column("best 5 %", lambda run: run.fairness.best_5, 3, None),
+    Column("late acc", late_accuracy, 3, None),
 )
 
 
 def _row(*figures: float) -> dict[str, float]:
     return {column.name: figure for column, figure in zip(COLUMNS, figures, strict=False)}
+
+
+PUBLISHED = {
+    "Dir(0.1)": {
+        "FedLF": _row(0.892, 0.084, 0.719, 1.00),
+        "FedMDFG": _row(0.873, 0.089, 0.690),
+        "FedAvg": _row(0.861, 0.116, 0.601),
+        "FedFV": _row(0.850, 0.132, 0.649),
+        "FedMGDA+": _row(0.809, 0.161, 0.472),
+    },
+    "Pat-1": {
+        "FedLF": _row(0.894, 0.089, 0.717, 0.996),
+        "FedMDFG": _row(0.863, 0.101, 0.628),
+        "FedAvg": _row(0.828, 0.170, 0.401),
+        "FedFV": _row(0.836, 0.165, 0.416),
+        "FedMGDA+": _row(0.750, 0.305, 0.042),
+    },
+    "Pat-2": {
+        "FedLF": _row(0.898, 0.074, 0.731, 1.00),
+        "FedMDFG": _row(0.874, 0.084, 0.681),
+        "FedAvg": _row(0.838, 0.135, 0.325),
+        "FedFV": _row(0.853, 0.135, 0.510),
+        "FedMGDA+": _row(0.815, 0.221, 0.316),
+    },
+}
+
+
+def _published() -> dict[str, dict[str, float]]:
+    """Another reading of a rule's setup ("FedAvg, one batch") is held against the rule's own line."""
+    return {
+        f"{setting} / {rule['label']}": rows[name]
+        for setting, rows in PUBLISHED.items()
+        for rule in RULES
+        if (name := rule["label"].partition(",")[0]) in rows
+    }
 
 
 SWEEP: dict[str, Any] = {"name": "fedlf-table1", "base": BASE, "rules": RULES, "settings": SETTINGS}
@@ -76,32 +139,11 @@ TABLE_1 = Reproduction(
         }
     ),
     columns=COLUMNS,
-    published={
-        "Dir(0.1) / FedLF": _row(0.892, 0.084, 0.719, 1.00),
-        "Pat-1 / FedLF": _row(0.894, 0.089, 0.717, 0.996),
-        "Pat-2 / FedLF": _row(0.898, 0.074, 0.731, 1.00),
-        "Dir(0.1) / FedMDFG": _row(0.873, 0.089, 0.690),
-        "Pat-1 / FedMDFG": _row(0.863, 0.101, 0.628),
-        "Pat-2 / FedMDFG": _row(0.874, 0.084, 0.681),
-        "Dir(0.1) / FedAvg": _row(0.861, 0.116, 0.601),
-        "Pat-1 / FedAvg": _row(0.828, 0.170, 0.401),
-        "Pat-2 / FedAvg": _row(0.838, 0.135, 0.325),
-        "Dir(0.1) / FedFV": _row(0.850, 0.132, 0.649),
-        "Pat-1 / FedFV": _row(0.836, 0.165, 0.416),
-        "Pat-2 / FedFV": _row(0.853, 0.135, 0.510),
-        "Dir(0.1) / FedAvg by samples": _row(0.861, 0.116, 0.601),
-        "Pat-2 / FedAvg, rate 0.05": _row(0.838, 0.135, 0.325),
-        "Pat-2 / FedFV, no history": _row(0.853, 0.135, 0.510),
-        "Pat-1 / FedMGDA+, falling rate": _row(0.750, 0.305, 0.042),
-        "Pat-2 / FedMGDA+, falling rate": _row(0.815, 0.221, 0.316),
-        "Dir(0.1) / FedMGDA+": _row(0.809, 0.161, 0.472),
-        "Pat-1 / FedMGDA+": _row(0.750, 0.305, 0.042),
-        "Pat-2 / FedMGDA+": _row(0.815, 0.221, 0.316),
-    },
+    published=_published(),
     claims=tuple(
         above("FedLF", rival, "acc", "worst 5 %", setting=setting["label"])
         for setting in SETTINGS
-        for rival in ("FedAvg", "FedFV", "FedMGDA+")
+        for rival in ("FedAvg", "FedFV", "FedMGDA+", "FedMDFG")
     ),
     notes=(
         "Where a difference could come from the setup, other readings were tried, one seed each. FedAvg at Pat-2 is "
