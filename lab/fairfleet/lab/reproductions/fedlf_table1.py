@@ -151,8 +151,8 @@ TABLE_1 = Reproduction(
         "better here than published with the rate 0.1, and agrees in acc and fair with 0.05, which is in the authors' "
         "grid, too: the published row is probably of another rate. (With 0.01 it ends at 0.789 and 0.200; that run is "
         "not kept.) One batch or one full-gradient step a round, instead of an epoch, gives an acc of 0.849, and a "
-        "fair that is further off. At Dir(0.1) weights by samples, as in the authors' code, change little, and neither do "
-        "batches that are the same in every round, as theirs are (0.877 where it is 0.880; not kept).",
+        "fair that is further off. At Dir(0.1) weights by samples, as in the authors' code, change little, and neither "
+        "do batches that are the same in every round, as theirs are (0.877 where it is 0.880; not kept).",
         "FedFV is better here than published at Pat-2 and Dir(0.1). The authors' copy looks for conflicts only among "
         "the clients of the round where the paper looks at the round before (its tau of 1 is off by one). Without "
         "history and with the rate 0.05, acc agrees at Pat-2 (0.860, published 0.853); fair does not: by every reading "
