@@ -55,7 +55,8 @@ def section(one: Reproduction, runs: Sequence[Run], pictures: Path | None) -> It
     if pictures:
         from fairfleet.lab import plots
 
-        made = plots.draw(runs, pictures, one.name, SHOWN)
+        drawn = [run for run in runs if run.label not in one.not_drawn]
+        made = plots.draw(drawn, pictures, one.name, SHOWN)
         yield "\n" + "\n".join(f"![{one.title}: {file.stem}](images/{file.name})" for file in made)
     yield ""
 

@@ -62,6 +62,7 @@ class Reproduction:
     published: Published
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = field(default=())  # what was found out about differences
+    not_drawn: frozenset[str] = frozenset()  # rules that are in the table and would crowd the pictures
 
     def lines(self, runs: Sequence[Run]) -> list[Line]:
         grouped: dict[tuple[str, str], list[Run]] = {}
