@@ -19,7 +19,7 @@ from fairfleet.common.errors import BadRequest
 from fairfleet.common.tensors import Vector
 
 BLOCK = 256
-ZERO, PLUS, MINUS, KEPT = range(4)  # minus is plus, shifted by one bit
+KEPT = 3  # codes: 0 zero, 1 plus, 2 minus (plus, shifted by a bit), 3 a value of its own
 THRESHOLD = 0.75  # of the mean magnitude: what is below is told as zero. Loses least of updates, which have long tails
 
 _CODES = np.arange(256, dtype=np.uint8)[:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3  # four to a byte
