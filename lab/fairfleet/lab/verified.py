@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from fairfleet.common.tensors import Model, add_change
 from fairfleet.lab.cohort import Trainer
 from fairfleet.server.aggregation import Taken
 from fairfleet.server.rules.base import Trials
-from fairfleet.server.verification import Losses, Terms, decide
+from fairfleet.server.verification import Losses, Terms, Verdict, decide, speaks
 
 
 def wanted_trials(taken: Taken, terms: Terms | None) -> Trials | None:
@@ -26,19 +26,39 @@ def take_verified(
 ) -> float:
     """Makes of `step`, which holds what to subtract, the next model. Which part of the step was taken; 0: none."""
     np.multiply(step.parameters, np.float32(-(2.0**trials.doublings)), out=step.parameters)
-    trial, clients = Model.empty(model.signature), sorted(before)
-    numbers = [trainer.data.names.index(client) for client in clients]
-    tried = []
-    for halvings in range(trials.halvings + 1):
-        add_change(model, step, halvings, out=trial)
-        tried.append(losses_of(trainer, trial, numbers))
-    answers = dict(zip(clients, zip(*tried, strict=True), strict=True))
-    verdict = decide(trials, terms, before, answers, taken.rate)
+    trial = Model.empty(model.signature)
+    numbers = [trainer.data.names.index(client) for client in sorted(before)]
+
+    def tried() -> Iterator[list[float]]:
+        for halvings in range(trials.halvings + 1):
+            add_change(model, step, halvings, out=trial)
+            yield losses_of(trainer, trial, numbers)
+
+    verdict = decide_early(trials, terms, before, tried(), taken.rate)
     if verdict.halvings is None:
         step.overwrite(model)
     else:
         add_change(model, step, verdict.halvings, out=step)
     return trials.factor(verdict.halvings)
+
+
+def decide_early(
+    trials: Trials, terms: Terms, before: Losses, tried: Iterator[Sequence[float]], rate: float = 1.0
+) -> Verdict:
+    """The verdict on all trials, without those after the first accepted one: they cannot change it.
+
+    `tried` has the losses of the clients, in the order of their names, after each trial.
+    """
+    answers: dict[str, list[float]] = {client: [] for client in sorted(before)}
+    for losses in tried:
+        for told, loss in zip(answers.values(), losses, strict=True):
+            told.append(loss)
+        # a client whose losses were all infinite counts once a shorter trial gives it a finite one
+        if all(map(speaks, answers.values())):
+            verdict = decide(trials, terms, before, answers, rate)
+            if verdict.outcome == "accepted":
+                return verdict
+    return decide(trials, terms, before, answers, rate)
 
 
 def losses_of(trainer: Trainer, model: Model, clients: Sequence[int]) -> list[float]:
