@@ -10,6 +10,7 @@ import pytest
 from fairfleet.common.errors import UsageError
 from fairfleet.lab.records import Ledger, Run
 from fairfleet.lab.reproductions import LETTERS, REPRODUCTIONS, reproduction
+from fairfleet.lab.reproductions.authors import authors_label, authors_ledger
 from fairfleet.lab.reproductions.base import Reproduction, above, pooled
 from fairfleet.lab.results_page import write_page
 from tests.lab.test_sweeps import made
@@ -107,3 +108,30 @@ def test_the_page_of_results_is_made_of_the_records_alone(tmp_path: Path) -> Non
     assert "- agrees: FedAvg: mean and std within 2 of the published figures" in page
     assert page.count("Not run yet.") == 4
     assert (tmp_path / "docs" / "images" / "fedfv-table3-mean.png").exists()
+
+
+def test_another_reading_of_a_setup_and_the_authors_own_code_are_held_against_the_rules_line() -> None:
+    one = reproduction("fedlf-table1")
+    own = one.published_line("Pat-2", "FedAvg")
+    assert own["acc"] == 0.838
+    assert one.published_line("Pat-2", "FedAvg, one batch") == own
+    assert one.published_line("Pat-2", authors_label("FedAvg", "rate 0.05")) == own
+    assert one.published_line("Pat-1", "FedAvg") != own
+    assert one.published_line("Pat-2", "AdaFed") == {}
+
+
+def test_the_page_shows_runs_of_the_authors_code_in_a_table_of_their_own(tmp_path: Path) -> None:
+    one = reproduction("fedlf-table1")
+    planned = next(p for p in one.sweep.planned() if p.label == "FedFV")
+    ours = made("FedFV", 0, [0.9, 0.8]).model_copy(
+        update={"experiment": planned.experiment, "key": planned.experiment.key()}
+    )
+    Ledger(tmp_path / "fedlf-table1.jsonl").add(ours)
+    for seed, accuracy in enumerate((0.80, 0.84)):
+        theirs = made(authors_label("FedFV"), seed, [accuracy, accuracy])
+        authors_ledger(one.name, tmp_path).add(theirs.model_copy(update={"setting": "Pat-2", "key": f"theirs {seed}"}))
+    write_page(tmp_path / "results.md", tmp_path)
+    first, second = (tmp_path / "results.md").read_text().split("The authors' own program")
+    assert "| Pat-2 | FedFV | 1 | 0.850 (0.853) |" in first
+    assert "FedFV, authors' code" not in first
+    assert "| Pat-2 | FedFV, authors' code | 2 | 0.820 ± 0.028 (0.853) |" in second

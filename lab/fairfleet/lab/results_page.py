@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fairfleet.lab.records import Ledger, Run
 from fairfleet.lab.reproductions import REPRODUCTIONS
+from fairfleet.lab.reproductions.authors import authors_runs
 from fairfleet.lab.reproductions.base import Column, Line, Reproduction
 from fairfleet.lab.sweep import finished
 
@@ -20,6 +21,7 @@ Each cell is what came out here, mean ± standard deviation over the seeds, and 
 Accuracies are on every client's own test data. Times are on the wall, of a machine with two cores that did much else
 beside and paused some runs: they say what was waited, not what the work takes.
 """
+AUTHORS = "The authors' own program on the same data, unchanged, with what was published in brackets:"
 
 
 def figure_words(line: Line, column: Column) -> str:
@@ -35,12 +37,12 @@ def write_page(path: Path, results: Path) -> str:
         runs = [
             run for run in finished(list(one.sweep.planned()), Ledger(results / f"{one.name}.jsonl")) if run.complete
         ]
-        sections.append("\n".join(section(one, runs, pictures if runs else None)))
+        sections.append("\n".join(section(one, runs, authors_runs(one.name, results), pictures if runs else None)))
     path.write_text("\n".join(sections), encoding="utf-8")
     return f"{path}: {len(REPRODUCTIONS)} tables"
 
 
-def section(one: Reproduction, runs: Sequence[Run], pictures: Path | None) -> Iterator[str]:
+def section(one: Reproduction, runs: Sequence[Run], theirs: Sequence[Run], pictures: Path | None) -> Iterator[str]:
     yield f"## {one.title}\n\n{_wrapped(one.about)}\n\n```\nfairfleet reproduce {one.name}\n```\n"
     if not runs:
         yield "Not run yet.\n"
@@ -50,6 +52,9 @@ def section(one: Reproduction, runs: Sequence[Run], pictures: Path | None) -> It
     yield ""
     for verdict in one.verdicts(lines):
         yield f"- {'agrees' if verdict.holds else '**differs**'}: {verdict.words}"
+    if theirs:
+        yield f"\n{AUTHORS}\n"
+        yield from table(one, one.lines(theirs))
     for note in one.notes:
         yield f"\n{_wrapped(note)}"
     if pictures:

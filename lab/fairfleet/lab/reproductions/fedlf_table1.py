@@ -104,17 +104,6 @@ PUBLISHED = {
     },
 }
 
-
-def _published() -> dict[str, dict[str, float]]:
-    """Another reading of a rule's setup ("FedAvg, one batch") is held against the rule's own line."""
-    return {
-        f"{setting} / {rule['label']}": rows[name]
-        for setting, rows in PUBLISHED.items()
-        for rule in RULES
-        if (name := rule["label"].partition(",")[0]) in rows
-    }
-
-
 SWEEP: dict[str, Any] = {"name": "fedlf-table1", "base": BASE, "rules": RULES, "settings": SETTINGS}
 TABLE_1 = Reproduction(
     name="fedlf-table1",
@@ -138,7 +127,7 @@ TABLE_1 = Reproduction(
         }
     ),
     columns=COLUMNS,
-    published=_published(),
+    published={f"{setting} / {rule}": row for setting, rows in PUBLISHED.items() for rule, row in rows.items()},
     not_drawn=frozenset(rule["label"] for rule in RULES if "," in rule["label"]),  # other readings
     claims=tuple(
         above("FedLF", rival, "acc", "worst 5 %", setting=setting["label"])
