@@ -95,17 +95,20 @@ rules:
 def test_ctrl_c_ends_a_comparison_and_keeps_what_was_done(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(SWEEP)
     words = ["compare", "sweep.yaml", "--output", "out", "--no-pictures"]
-    process = subprocess.Popen([*PROGRAM, *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*PROGRAM, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         until((tmp_path / "out" / "runs.jsonl").exists, "the first run to end")
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        shown, said = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == INTERRUPTED, said
     first = json.loads((tmp_path / "out" / "runs.jsonl").read_text().splitlines()[0])
     assert (first["label"], first["complete"]) == ("short", True)
     assert "short" in (tmp_path / "out" / "table.csv").read_text()
+    assert "stopped after 1 of 2 runs; the same command goes on" in shown
 
 
 def test_reproduce_lists_what_there_is_and_refuses_what_there_is_not(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +31,46 @@ def compare(
     folder = output or Path("fairfleet-results") / sweep.name
     if pictures:
         check_plots()
-    console = options.console(as_json)
-    runs = run_and_write(sweep, folder, Means(data_dir, workers), None if as_json else console, pictures)
+    check_flags(sweep, [path.removeprefix("base.") for path in given if path.startswith("base.")])
+    console, planned, ledger = options.console(as_json), list(sweep.planned()), Ledger(folder / "runs.jsonl")
+    try:
+        run_sweep(planned, ledger, Means(data_dir, workers), None if as_json else console)
+    finally:  # also on Ctrl-C: what is there is shown
+        if runs := finished(planned, ledger):
+            write(sweep.name, planned, runs, folder, pictures)
+            show(sweep, planned, runs, folder, console, as_json)
+
+
+def check_flags(sweep: Sweep, paths: Sequence[str]) -> None:
+    """A flag changes what all runs have in common: it would do nothing where rules or settings say the same field."""
+    for path in paths:
+        if path == "seed":
+            raise UsageError("seed is given, but a comparison runs several: give --seeds, or seeds in the YAML file")
+        if own := [one.label for one in (*sweep.rules, *sweep.settings) if says(one.changes, path)]:
+            raise UsageError(f"{path} is given, but the sweep's {', '.join(own)} say it themselves; change it there")
+
+
+def says(changes: Mapping[str, Any], path: str) -> bool:
+    name, _, rest = path.partition(".")
+    inner = changes.get(name)
+    return name in changes and (not rest or not isinstance(inner, Mapping) or says(inner, rest))
+
+
+def show(
+    sweep: Sweep, planned: Sequence[Planned], runs: Sequence[Run], folder: Path, console: Console, as_json: bool
+) -> None:
     found, pairs = tables.rows(runs), paired.rows(runs) if len(sweep.codecs) > 1 else []
     if as_json:
         told = {"name": sweep.name, "folder": str(folder), "rows": tables.as_json(found)}
         print(json.dumps(told | ({"codecs": paired.as_json(pairs)} if pairs else {})))
-    else:
-        console.print(tables.table(found, console.width))
-        if pairs:
-            console.print(paired.table(pairs))
-        console.print(f"records, tables and pictures: {folder}", style="dim")
-
-
-def run_and_write(sweep: Sweep, folder: Path, means: Means, console: Console | None, pictures: bool) -> list[Run]:
-    planned, ledger = list(sweep.planned()), Ledger(folder / "runs.jsonl")
-    try:
-        run_sweep(planned, ledger, means, console)
-    finally:  # also on Ctrl-C: what is there is shown
-        runs = finished(planned, ledger)
-        if runs:
-            write(sweep.name, planned, runs, folder, pictures)
-    return runs
+        return
+    console.print(tables.table(found, console.width))
+    if pairs:
+        console.print(paired.table(pairs))
+    done = sum(run.complete for run in runs)
+    if done < len(planned):
+        console.print(f"[bold]stopped[/] after {done} of {len(planned)} runs; the same command goes on")
+    console.print(f"records, tables and pictures: {folder}", style="dim")
 
 
 def write(name: str, planned: Sequence[Planned], runs: Sequence[Run], folder: Path, pictures: bool) -> None:

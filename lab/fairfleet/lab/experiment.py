@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from fairfleet.common.codecs import codec_named
@@ -23,14 +24,17 @@ from fairfleet.lab.behaviour import Behaviour
 from fairfleet.lab.clients import ClientData
 from fairfleet.lab.datasets.base import Dataset
 from fairfleet.lab.datasets.preprocessing import Preprocessing, preprocessing
-from fairfleet.lab.datasets.registry import load
-from fairfleet.lab.federation import Engine, Federation
+from fairfleet.lab.datasets.registry import load, state_of_own
+from fairfleet.lab.federation import Engine, Federation, plan_of
 from fairfleet.lab.partitions import Indices, Partition, Split, partition, split_all, split_as_published
 from fairfleet.server.admission import Admission
 from fairfleet.server.privacy import PrivacySettings, refusal
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
 from fairfleet.server.selection import Selection
 from fairfleet.server.settings import VerificationSettings
+
+PLAN = Plan(steps=10, batch_size=32, learning_rate=0.1)
+USUAL_SPLIT = (0.8, 0.2)
 
 
 class Experiment(BaseModel):
@@ -44,13 +48,15 @@ class Experiment(BaseModel):
     preprocessing: str = "unit"
     partition: str = "user"
     clients: PositiveInt | None = Field(default=None, description="None: as many as the data say")
-    split: tuple[float, ...] | Literal["published"] = Field(default="published", description="train, test, validation")
+    split: tuple[float, ...] | Literal["published"] | None = Field(
+        default=None, description="train, test, validation; None: as published, or 80/20 where nothing was"
+    )
     train_share: float = Field(default=1.0, gt=0, le=1, description="of each client's training samples; others unused")
     data_seed: NonNegativeInt | None = Field(default=None, description="of partition and split; None: the seed")
     model: str = "softmax+zero"
     rule: str = Field(default="fedavg", description="name,parameter=value,…; see `fairfleet rules`")
     optimizer: str | None = Field(default=None, description="instead of the rule's own: sgd,eta=0.5")
-    plan: Plan = Plan(steps=10, batch_size=32, learning_rate=0.1)
+    plan: Plan = PLAN
     rounds: PositiveInt = 100
     clients_per_round: NonNegativeInt = Field(default=0, description="0: all")
     selection: Selection = Field(default="uniform", description="how they are drawn: uniform, samples, …")
@@ -75,6 +81,18 @@ class Experiment(BaseModel):
     def _known_partition(cls, text: str) -> str:
         return str(Partition.parse(text))
 
+    @field_validator("plan", mode="before")
+    @classmethod
+    def _whole_plan(cls, given: Any) -> Any:
+        """What a plan leaves open is as in the default; epochs take the place of its steps."""
+        if not isinstance(given, Mapping):
+            return given
+        lengths = [given[name] for name in ("epochs", "steps") if name in given]
+        if lengths and not any(lengths):
+            return {**given, "epochs": 1}  # which a plan without either means
+        usual = PLAN.model_dump(exclude_defaults=True, exclude={"steps"} if given.get("epochs") else None)
+        return {**usual, **given}
+
     @field_validator("codec")
     @classmethod
     def _known_codec(cls, text: str) -> str:
@@ -98,9 +116,21 @@ class Experiment(BaseModel):
                 raise ValueError(why)
         return self
 
+    @model_validator(mode="after")
+    def _without_personal_models(self) -> Experiment:
+        if plan_of(self.plan, self.recipe()).personal_lambda:
+            raise ValueError(
+                "Ditto's personal models are trained by clients over the network only; simulated, its shared model is "
+                "that of fedavg: use that rule, and no plan.personal_lambda"
+            )
+        return self
+
     def key(self) -> str:
-        """The same for the same experiment, on any day."""
-        text = json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+        """The same for the same experiment, on any day; one's own files are others once they have changed."""
+        values = self.model_dump(mode="json", exclude_defaults=True)
+        if state := state_of_own(self.data):
+            values["state_of_data"] = state
+        text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def recipe(self) -> Recipe:
@@ -129,6 +159,7 @@ def federation(experiment: Experiment, data_dir: Path | None, engine: Engine = "
     dataset = _chosen(experiment, whole)
     clients = fleet(experiment, dataset, preprocessing(experiment.preprocessing, whole))
     shape, seed = clients[0].train_x.shape[1:], experiment.seed
+    check_input(experiment, clients[0].train_x[:2], dataset.classes)
     plan = experiment.plan if experiment.plan.seed else experiment.plan.model_copy(update={"seed": seed})
     return Federation(
         clients=clients,
@@ -154,6 +185,20 @@ def federation(experiment: Experiment, data_dir: Path | None, engine: Engine = "
         engine=engine,
         workers=workers,
     )
+
+
+def check_input(experiment: Experiment, samples: np.ndarray, classes: int) -> None:
+    """Before anything is trained: whether the model takes what preprocessing makes of the data."""
+    made = models.model(experiment.model, samples.shape[1:], classes, experiment.seed).eval()
+    try:
+        with torch.inference_mode():
+            made(torch.from_numpy(np.ascontiguousarray(samples)))
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise UsageError(
+            f"the model {experiment.model} cannot take the samples of {experiment.data}, which preprocessing "
+            f"{experiment.preprocessing!r} makes {samples.dtype} of shape {samples.shape[1:]} ({error}). Tokens need "
+            "--set preprocessing=plain, images and numbers unit; or choose another model"
+        ) from None
 
 
 def fleet(experiment: Experiment, dataset: Dataset, convert: Preprocessing) -> list[ClientData]:
@@ -183,9 +228,11 @@ def load_once(name: str, data_dir: Path | None) -> Dataset:
 
 
 def _split(experiment: Experiment, dataset: Dataset, parts: Sequence[Indices], seed: int) -> list[Split]:
-    if experiment.split != "published":
-        return split_all(parts, experiment.split, seed)
-    if dataset.train_size == len(dataset):
+    has_test_part = dataset.train_size < len(dataset)
+    shares = experiment.split or ("published" if has_test_part else USUAL_SPLIT)
+    if shares != "published":
+        return split_all(parts, shares, seed)
+    if not has_test_part:
         raise UsageError(f"{dataset.name} has no published test part here; give a split, such as [0.8, 0.2]")
     return split_as_published(parts, dataset.train_size)
 

@@ -108,7 +108,7 @@ def reproduce_command(
         str | None, typer.Argument(help="Which table, by name or letter; without it they are listed.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short version that ends in about a minute.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Run so many of the seeds.")] = 2,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Run so many of the seeds; else two.")] = None,
     rule: Annotated[list[str] | None, typer.Option(help="Only these rules, by their names in the table.")] = None,
     setting: Annotated[list[str] | None, typer.Option(help="Only these settings, by their names in the table.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of the records; runs that are there are not run.")] = (
@@ -143,7 +143,7 @@ def reproduce_command(
     if page is not None:
         reproducing.write(page, results)
     elif name is None:
-        reproducing.show_list()
+        reproducing.show_list(as_json)
     else:
         reproducing.reproduce(name, quick, seeds, rule or [], setting or [], results, data_dir, workers, as_json)
 

@@ -36,7 +36,7 @@ def experiment_flags(
     rounds: int | None,
     settings: list[str] | None,
 ) -> dict[str, Any]:
-    """What was given, by the path of its field. Data other than the default's are split 80/20 unless told otherwise."""
+    """What was given, by the path of its field."""
     flags = {
         "data": data,
         "partition": partition,
@@ -46,8 +46,6 @@ def experiment_flags(
         "rounds": rounds,
     }
     given: dict[str, Any] = {path: value for path, value in flags.items() if value is not None}
-    if data is not None and data != "digits-rotated":
-        given = {"split": [0.8, 0.2], "model": "softmax"} | given
     return given | dict(pair(text) for text in settings or ())
 
 

@@ -97,8 +97,21 @@ class Ledger:
         """Where a run that is under way may be kept."""
         return self.path.with_suffix(".partial") / f"{experiment.key()}.npz"
 
+    def prepare(self) -> None:
+        """Before hours of work: whether its result can be written."""
+        is_new = not self.path.exists()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.open("ab").close()
+            if is_new:
+                self.path.unlink()
+        except OSError as error:
+            raise UsageError(
+                f"runs cannot be recorded in {self.path}: {error.strerror}; choose another place"
+            ) from None
+
     def add(self, found: Run) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.prepare()
         with self.path.open("a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -115,7 +128,7 @@ class Ledger:
         return found
 
     def _lines(self) -> Iterable[Run]:
-        if not self.path.exists():
+        if not self.path.is_file():
             return
         for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
             try:
@@ -127,6 +140,26 @@ class Ledger:
                     f"{self.path}, line {number}, is not a run of this version ({error.error_count()} mistakes, first: "
                     f"{error.errors()[0]['msg']}); move the file away to begin anew"
                 ) from None
+
+
+class InMemory(Ledger):
+    """For runs that nobody wants to keep."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+        self._kept: dict[str, Run] = {}
+
+    def checkpoint(self, experiment: Experiment) -> None:
+        return None
+
+    def prepare(self) -> None:
+        pass
+
+    def add(self, found: Run) -> None:
+        self._kept[found.key] = found
+
+    def runs(self) -> dict[str, Run]:
+        return self._kept
 
 
 def _cut_short(line: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -19,11 +20,13 @@ from fairfleet.lab.reproductions.base import Line, Reproduction, Verdict
 from fairfleet.lab.results_page import write_page
 from fairfleet.lab.sweep import Means, Planned, finished, run_sweep
 
+USUAL_SEEDS = 2
+
 
 def reproduce(
     name: str,
     quick: bool,
-    seeds: int,
+    seeds: int | None,
     rules: list[str],
     settings: list[str],
     results: Path,
@@ -38,19 +41,27 @@ def reproduce(
     try:
         run_sweep(planned, ledger, Means(data_dir, workers), None if as_json else console)
     finally:  # also on Ctrl-C: what is there is shown
-        show(chosen, finished(planned, ledger), quick, console, as_json)
+        if runs := finished(planned, ledger):
+            show(chosen, runs, quick, console, as_json)
 
 
 def write(page: Path, results: Path) -> None:
     print(write_page(page, results))
 
 
-def show_list() -> None:
-    options.console().print(listing())
+def show_list(as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({letter: {"name": one.name, "title": one.title} for letter, one in LETTERS.items()}))
+    else:
+        options.console().print(listing())
 
 
-def selected(chosen: Reproduction, quick: bool, seeds: int, rules: list[str], settings: list[str]) -> list[Planned]:
+def selected(
+    chosen: Reproduction, quick: bool, seeds: int | None, rules: list[str], settings: list[str]
+) -> list[Planned]:
     sweep = chosen.quick if quick else chosen.sweep
+    if seeds is not None and seeds > len(sweep.seeds):
+        raise UsageError(f"{sweep.name} has {len(sweep.seeds)} seeds, not {seeds}")
     known = {"rules": {one.label for one in sweep.rules}, "settings": {one.label for one in sweep.settings}}
     for what, asked in (("rules", rules), ("settings", settings)):
         if unknown := set(asked) - known[what]:
@@ -60,7 +71,7 @@ def selected(chosen: Reproduction, quick: bool, seeds: int, rules: list[str], se
     return [
         one
         for one in sweep.planned()
-        if one.experiment.seed in sweep.seeds[:seeds]
+        if one.experiment.seed in sweep.seeds[: seeds or USUAL_SEEDS]
         and (not rules or one.label in rules)
         and (not settings or one.setting in settings)
     ]
@@ -80,7 +91,7 @@ def show(chosen: Reproduction, runs: Sequence[Run], quick: bool, console: Consol
     lines = chosen.lines(runs)
     verdicts = chosen.verdicts(lines, quick=quick)
     if as_json:
-        print(json.dumps(told(chosen, lines, verdicts)))
+        print(to_json(told(chosen, lines, verdicts), inf_nan_mode="null").decode())
         return
     console.print(Padding(f"[bold]{chosen.title}[/]\n{chosen.about}", (1, 0)))
     console.print(side_by_side(chosen, lines))

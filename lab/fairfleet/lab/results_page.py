@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fairfleet.common.errors import UsageError
 from fairfleet.lab.records import Ledger, Run
 from fairfleet.lab.reproductions import REPRODUCTIONS
 from fairfleet.lab.reproductions.authors import authors_runs
@@ -32,6 +33,8 @@ def figure_words(line: Line, column: Column) -> str:
 
 def write_page(path: Path, results: Path) -> str:
     """Returns in words what was written."""
+    if not any((results / f"{name}.jsonl").exists() for name in REPRODUCTIONS):
+        raise UsageError(f"there are no records in {results}: nothing is written; --results says where they are")
     sections, pictures = [OPENING], path.parent / "images"
     for one in REPRODUCTIONS.values():
         runs = [
@@ -61,7 +64,7 @@ def section(one: Reproduction, runs: Sequence[Run], theirs: Sequence[Run], pictu
         from fairfleet.lab import plots
 
         drawn = [run for run in runs if run.label not in one.not_drawn]
-        made = plots.draw(drawn, pictures, one.name, SHOWN)
+        made = plots.draw(drawn, pictures, one.name, SHOWN) if drawn else []
         yield "\n" + "\n".join(f"![{one.title}: {file.stem}](images/{file.name})" for file in made)
     yield ""
 

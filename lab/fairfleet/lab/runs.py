@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fairfleet.common.errors import TaskFailed
+from fairfleet.common.errors import TaskFailed, UsageError
 from fairfleet.common.fairness import Fairness
 from fairfleet.lab import checkpoints
 from fairfleet.lab.coding import Coded
@@ -51,6 +51,7 @@ def run(
     With a checkpoint it goes on from there, if the file is there, and writes it from time to time.
     """
     simulation = Simulation(federation(experiment, data_dir, engine, workers))
+    check_judges(simulation)
     running = Running(experiment, simulation, names or Names(experiment.rule), checkpoint)
     try:
         for told in simulation.rounds():
@@ -62,6 +63,19 @@ def run(
         found = running.end()
         keep(found)
     return found
+
+
+def check_judges(simulation: Simulation) -> None:
+    """A run without anyone to judge its model would have nothing to tell."""
+    names = simulation.data.names
+    tested = {name for name, y in zip(names, simulation.data.test.y, strict=True) if len(y)}
+    if not tested:
+        raise UsageError("no client has test samples to judge the model by; give a split, such as [0.8, 0.2]")
+    if not tested - simulation.conduct.dishonest:
+        raise UsageError(
+            f"of {len(names)} clients no honest one with test samples is left to judge the model; "
+            "an attack's `clients` is a share, 0.1 for a tenth of them"
+        )
 
 
 class Running:

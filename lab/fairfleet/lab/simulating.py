@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -15,8 +15,8 @@ from fairfleet.common.event_files import EventFiles
 from fairfleet.common.settings import read_model
 from fairfleet.lab import options, tables
 from fairfleet.lab.experiment import Experiment
-from fairfleet.lab.records import Ledger, Run
-from fairfleet.lab.sweep import Means, Planned, run_sweep
+from fairfleet.lab.records import InMemory, Ledger, Run
+from fairfleet.lab.sweep import Means, Planned, finished, run_sweep
 
 SHOWN = 10  # points of the learning curve
 
@@ -34,34 +34,17 @@ def simulate(
     experiment = read_model(Experiment, config, flags)
     console = options.console(as_json)
     files = EventFiles(tensorboard) if tensorboard else None
-    found = one_run(experiment, record, Means(data_dir, workers), None if as_json else console)
-    if files:
-        write_events(found, files)
-    if as_json:
-        print(json.dumps(told(found)))
-    else:
-        show(found, console)
-
-
-def one_run(experiment: Experiment, record: Path | None, means: Means, console: Console | None) -> Run:
-    ledger = Ledger(record) if record else Discarded()
-    return run_sweep([Planned(experiment.rule, "", experiment)], ledger, means, console)[0]
-
-
-class Discarded(Ledger):
-    """For runs that nobody wants to keep."""
-
-    def __init__(self) -> None:
-        super().__init__(Path())
-
-    def checkpoint(self, experiment: Experiment) -> None:
-        return None
-
-    def add(self, found: Run) -> None:
-        pass
-
-    def runs(self) -> dict[str, Run]:
-        return {}
+    planned, ledger = [Planned(experiment.rule, "", experiment)], Ledger(record) if record else InMemory()
+    try:
+        run_sweep(planned, ledger, Means(data_dir, workers), None if as_json else console)
+    finally:  # also on Ctrl-C: what is there is shown
+        for found in finished(planned, ledger):
+            if files:
+                write_events(found, files)
+            if as_json:
+                print(to_json(told(found), inf_nan_mode="null").decode())
+            else:
+                show(found, console, record)
 
 
 def write_events(found: Run, files: EventFiles) -> None:
@@ -89,11 +72,16 @@ def told(found: Run) -> dict[str, Any]:
     return {**found.model_dump(mode="json"), "fairness": fairness}
 
 
-def show(found: Run, console: Console) -> None:
+def show(found: Run, console: Console, record: Path | None = None) -> None:
     if found.failure:
         console.print(f"[bold red]failed[/] after {found.rounds} rounds: {found.failure}")
         return
-    console.print(Padding(curve(found), (1, 0)))
+    if found.points:
+        console.print(Padding(curve(found), (1, 0)))
+    if not found.complete:
+        kept = f"kept in {record}; the same command runs it to its end" if record else "--record FILE would keep it"
+        console.print(f"[bold]stopped[/] after {found.rounds} of {found.experiment.rounds} rounds; {kept}")
+        return
     console.print(tables.table(tables.rows([found]), console.width))
     rate = found.rounds / found.seconds if found.seconds else 0.0
     console.print(f"{found.rounds} rounds in {found.seconds:.1f} s, {rate:.1f} a second", style="dim")

@@ -38,6 +38,8 @@ from fairfleet.server.rules.base import PastRow
 from fairfleet.server.selection import POLICIES, Candidate
 from fairfleet.server.verification import Losses, Terms
 
+DIVERGED = "training diverged. Try a smaller learning_rate in the plan, or a smaller eta of the rule's optimizer."
+
 
 @dataclass
 class Seconds:
@@ -197,10 +199,7 @@ class Simulation:
     def _check(self, number: int, here: Sequence[str], measured: Sequence[Measured]) -> None:
         for client, one in zip(here, measured, strict=True):
             if not math.isfinite(one.loss):
-                raise TaskFailed(
-                    f"in round {number} the loss of {client} is {one.loss}: training diverged. "
-                    "Try a smaller learning_rate in the plan, or a smaller eta of the rule's optimizer."
-                )
+                raise TaskFailed(f"in round {number} the loss of {client} is {one.loss}: {DIVERGED}")
 
     # ---- evaluation ----------------------------------------------------------------------------
 
@@ -212,6 +211,8 @@ class Simulation:
         self, trainer: Trainer, here: Sequence[str], measured: Sequence[Measured]
     ) -> tuple[Served, float | None]:
         began = time.perf_counter()
+        if not np.isfinite(self.model.parameters).all():
+            raise TaskFailed(f"in round {self.done} the model got values that are no numbers: {DIVERGED}")
         served = trainer.evaluate(self.judged_model())
         after = trainer.losses(self.model, [self._number[client] for client in here])
         falls = [now < one.loss for now, one in zip(after, measured, strict=True)]

@@ -17,6 +17,8 @@ from fairfleet.lab.experiment import Experiment
 from fairfleet.lab.records import Ledger, Run
 from fairfleet.lab.runs import Names, run
 
+DEFAULT_RULES = ("fedavg", "fedavg,weighting=uniform", "fedfv", "fedlf")
+
 
 class Variant(BaseModel):
     """A rule or a setting: its name in tables, and which fields of the base it changes."""
@@ -50,7 +52,7 @@ class Sweep(BaseModel):
     @field_validator("rules", mode="before")
     @classmethod
     def _named_rules(cls, rules: Any) -> Any:
-        chosen = rules or ("fedavg", "fedavg,weighting=uniform", "fedfv", "fedlf")
+        chosen = [rules] if isinstance(rules, str) else rules or DEFAULT_RULES
         return tuple({"label": one, "rule": one} if isinstance(one, str) else _labelled(one) for one in chosen)
 
     @model_validator(mode="after")
@@ -102,6 +104,8 @@ def run_sweep(planned: list[Planned], ledger: Ledger, means: Means, console: Con
     """The runs of the sweep in its order. Those that the ledger has are not run again."""
     known = {key: one for key, one in ledger.runs().items() if one.complete}
     missing = [one for one in planned if one.experiment.key() not in known]
+    if missing:
+        ledger.prepare()
     with _bars(console) as bars:
         rounds = sum(one.experiment.rounds for one in missing)
         whole = bars.add_task(f"{len(missing)} of {len(planned)} runs", total=max(rounds, 1), visible=len(missing) > 1)

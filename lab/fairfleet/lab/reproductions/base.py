@@ -33,6 +33,8 @@ class Line(NamedTuple):
     measured: dict[str, Spread]
     published: Mapping[str, float]
     seconds: float
+    by_seed: Mapping[int, Mapping[str, float]]  # the figures of each run
+    digits: Mapping[str, int]  # by column
 
     @property
     def name(self) -> str:
@@ -72,9 +74,17 @@ class Reproduction:
         return [self._line(setting, label, found) for (setting, label), found in grouped.items()]
 
     def _line(self, setting: str, label: str, runs: Sequence[Run]) -> Line:
-        measured = {column.name: spread([column.of(run) for run in runs]) for column in self.columns}
-        seconds = sum(run.seconds for run in runs) / len(runs)
-        return Line(setting, label, len(runs), measured, self.published_line(setting, label), seconds)
+        by_seed = {run.experiment.seed: {column.name: column.of(run) for column in self.columns} for run in runs}
+        return Line(
+            setting,
+            label,
+            len(runs),
+            {column.name: spread([figures[column.name] for figures in by_seed.values()]) for column in self.columns},
+            self.published_line(setting, label),
+            sum(run.seconds for run in runs) / len(runs),
+            by_seed,
+            {column.name: column.digits for column in self.columns},
+        )
 
     def published_line(self, setting: str, label: str) -> Mapping[str, float]:
         """Another reading of a rule's setup ("FedAvg, one batch") is held against the rule's own line."""
@@ -99,7 +109,7 @@ class Reproduction:
         within = f"{line.name}: {_listed([c.name for c in judged if c.name not in far])} within {_tolerances(judged)}"
         if not far:
             return Verdict(True, f"{within} of the published figures")
-        words = _listed([f"{name} {off[name]:+.2f}" for name in far])
+        words = _listed([f"{name} {off[name]:+.{line.digits[name]}f}" for name in far])
         return Verdict(False, f"{line.name}: off by more than {_tolerances(judged)}: {words}")
 
 
@@ -113,15 +123,23 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def above(better: str, worse: str, *columns: str, setting: str = "") -> Claim:
-    """The claim that one rule is above another in these columns."""
+    """The claim that one rule is above another in these columns, over the seeds that both were run with."""
     first, second = (f"{setting} / {label}" if setting else label for label in (better, worse))
 
     def claim(lines: Lines) -> Verdict | None:
         if first not in lines or second not in lines:
             return None
-        gains = {column: lines[first].value(column) - lines[second].value(column) for column in columns}
-        words = ", ".join(f"{column} {gain:+.2f}" for column, gain in gains.items())
-        return Verdict(min(gains.values()) > 0, f"{first} above {second}: {words}")
+        a, b = lines[first], lines[second]
+        seeds = a.by_seed.keys() & b.by_seed.keys()
+        if not seeds:
+            return None
+        gains = {
+            column: sum(a.by_seed[seed][column] - b.by_seed[seed][column] for seed in seeds) / len(seeds)
+            for column in columns
+        }
+        words = ", ".join(f"{column} {gain:+.{a.digits[column]}f}" for column, gain in gains.items())
+        over = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+        return Verdict(min(gains.values()) > 0, f"{first} above {second}: {words} ({over})")
 
     return claim
 
