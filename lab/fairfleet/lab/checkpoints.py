@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from fairfleet.server.rules.base import PastRow
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, BadZipFile)
 
 
-def save(path: Path, simulation: Simulation, told: str) -> None:
-    """Between two rounds. `told` is kept beside it, for whoever keeps the books."""
+def save(path: Path, simulation: Simulation, books: Mapping[str, str]) -> None:
+    """Between two rounds. `books` are kept beside it, for whoever keeps them."""
     server, vectors = dump_state(simulation.state)
     past = simulation.history.rows() if simulation.history else {}
     facts = {
@@ -39,7 +40,7 @@ def save(path: Path, simulation: Simulation, told: str) -> None:
         "last_reports": simulation.last_reports,
         "watched": simulation.watched.dump(),
         "past": [asdict(row) for row in past.values()],
-        "told": told,
+        "books": dict(books),
     }
     arrays: dict[str, Any] = {f"optimizer.{name}": vector for name, vector in vectors.items()}
     arrays |= {f"past.{client}": simulation.history.row(client) for client in past if simulation.history}
@@ -55,11 +56,12 @@ def save(path: Path, simulation: Simulation, told: str) -> None:
     os.replace(beside, path)  # there whole or not at all
 
 
-def restore(path: Path, simulation: Simulation) -> str | None:
-    """Takes the simulation to where it was; returns what was told, or None where there is nothing to go on with."""
+def restore(path: Path, simulation: Simulation) -> dict[str, str] | None:
+    """Takes the simulation to where it was; returns the books, or None where there is nothing to go on with."""
     try:
         with np.load(path, allow_pickle=False) as file:
             facts, arrays = json.loads(str(file["facts"])), {name: file[name] for name in file.files if name != "facts"}
+        books: dict[str, str] = facts["books"]
         model = simulation.model
         model.parameters[:], model.buffers[:] = arrays["parameters"], arrays["buffers"]
         model.counters[:] = arrays["counters"]
@@ -77,7 +79,7 @@ def restore(path: Path, simulation: Simulation) -> str | None:
     simulation.last_reports = {client: (number, loss) for client, (number, loss) in facts["last_reports"].items()}
     simulation.watched = Watched.load(facts["watched"])
     simulation.done = facts["done"]
-    return str(facts["told"])
+    return books
 
 
 def _with_prefix(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:

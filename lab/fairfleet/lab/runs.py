@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +17,6 @@ import torch
 from fairfleet.common.errors import TaskFailed, UsageError
 from fairfleet.common.fairness import Fairness
 from fairfleet.lab import checkpoints
-from fairfleet.lab.coding import Coded
 from fairfleet.lab.cohort import Served
 from fairfleet.lab.experiment import Experiment, federation
 from fairfleet.lab.federation import Engine, RoundTold
@@ -88,17 +88,18 @@ class Running:
         self.recorder = Recorder(np.setdiff1d(np.arange(len(everyone)), self.dishonest), simulation.conduct.dishonest)
         self.failure = ""
         self._before = Spent()
-        text = checkpoints.restore(checkpoint, simulation) if checkpoint else None
-        if text is not None:
-            before = Run.model_validate_json(text)
+        books = checkpoints.restore(checkpoint, simulation) if checkpoint else None
+        if books is not None:
+            before = Run.model_validate_json(books["run"])
             self._before = Spent(before.seconds, before.training_seconds)
-            self.recorder.go_on(before)
+            self.recorder.go_on(before, json.loads(books["since"]))
         self._began = self._saved = time.monotonic()
 
     def take(self, told: RoundTold) -> None:
         self.recorder.take(told)
-        if self.checkpoint and told.served and time.monotonic() - self._saved > CHECKPOINT_SECONDS:
-            checkpoints.save(self.checkpoint, self.simulation, self.told().model_dump_json())
+        if self.checkpoint and time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+            books = {"run": self.told().model_dump_json(), "since": json.dumps(self.recorder.since)}
+            checkpoints.save(self.checkpoint, self.simulation, books)
             self._saved = time.monotonic()
 
     def end(self) -> Run:
@@ -148,17 +149,21 @@ class Recorder:
         self.done = 0  # rounds
         self.admission: dict[str, tuple[int, int]] = {}
         self._honest, self._dishonest = honest, dishonest
-        self._since: list[RoundTold] = []
+        self.since: dict[str, list[float]] = {}  # what the rounds told since the last point
 
-    def go_on(self, before: Run) -> None:
+    def go_on(self, before: Run, since: dict[str, list[float]]) -> None:
         """As if the rounds of this run had been taken here."""
         self.points, self.done, self.admission = list(before.points), before.rounds, dict(before.admission)
-        accuracy, loss = (np.array(values, np.float64) for values in (before.accuracy, before.losses))
-        self.served = Served(accuracy, loss)
+        self.since = since
+        if before.accuracy:
+            accuracy, loss = (np.array(values, np.float64) for values in (before.accuracy, before.losses))
+            self.served = Served(accuracy, loss)
 
     def take(self, told: RoundTold) -> None:
         self.done += 1
-        self._since.append(told)
+        for name, value in _measured(told).items():
+            if value is not None and math.isfinite(value):
+                self.since.setdefault(name, []).append(value)
         for one in told.findings:
             name = f"{one.check} {one.decision}"
             honest, others = self.admission.get(name, (0, 0))
@@ -178,15 +183,11 @@ class Recorder:
                 best_5=_short(fairness.best_5),
                 worst_10=_short(fairness.worst_10),
                 best_10=_short(fairness.best_10),
-                loss=_mean(one.loss for one in self._since),
                 improved=told.improved,
-                conflicts=_mean(map(_conflicts, self._since)),
-                layer_conflicts=_mean(map(_layer_conflicts, self._since)),
-                factor=_mean(one.factor for one in self._since),
-                **_coded([one.coded for one in self._since if one.coded]),
+                **{name: _mean(self.since.get(name), digits) for name, digits in ROUNDED.items()},
             )
         )
-        self._since = []
+        self.since = {}
 
 
 def _short(value: float) -> float:
@@ -197,21 +198,31 @@ def _shortened(values: np.ndarray) -> tuple[float | None, ...]:
     return tuple(_short(value) if math.isfinite(value) else None for value in values)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return _short(float(np.mean(known))) if known else None
-
-
-def _coded(rounds: Sequence[Coded]) -> dict[str, float | None]:
-    """An error may be far below the digits of an accuracy."""
-    if not rounds:
-        return {}
-    errors = [one.gram_error for one in rounds if math.isfinite(one.gram_error)]
+def _measured(told: RoundTold) -> dict[str, float | None]:
+    """Those fields of a point that are means over rounds."""
+    coded = told.coded._asdict() if told.coded else {}
     return {
-        "update_bytes": round(float(np.mean([one.update_bytes for one in rounds])), 1),
-        "gram_error": float(f"{np.mean(errors):.4g}") if errors else None,
-        "flipped": _mean(one.flipped for one in rounds),
+        "loss": told.loss,
+        "conflicts": _conflicts(told),
+        "layer_conflicts": _layer_conflicts(told),
+        "factor": told.factor,
+        **coded,
     }
+
+
+def _mean(values: list[float] | None, rounded: Callable[[float], float]) -> float | None:
+    return rounded(float(np.mean(values))) if values else None
+
+
+ROUNDED: dict[str, Callable[[float], float]] = {
+    "loss": _short,
+    "conflicts": _short,
+    "layer_conflicts": _short,
+    "factor": _short,
+    "update_bytes": lambda value: round(value, 1),
+    "gram_error": lambda value: float(f"{value:.4g}"),  # it may be far below the digits of an accuracy
+    "flipped": _short,
+}
 
 
 def _conflicts(told: RoundTold) -> float | None:

@@ -67,12 +67,19 @@ def late_accuracy(run: Run) -> float:
     return sum(late) / len(late) if late else math.nan
 
 
+def late_angle(run: Run) -> float:
+    """The same of the angle to equal accuracies: its tangent is deviation over mean."""
+    late = [math.atan2(point.deviation, point.mean) for point in run.points if point.round > run.rounds - LATE_ROUNDS]
+    return sum(late) / len(late) if late else math.nan
+
+
 COLUMNS = (
     Column("acc", lambda run: run.fairness.mean, 3, 0.02),
     Column("fair", lambda run: run.fairness.angle_radians, 3, 0.02),
     Column("worst 5 %", lambda run: run.fairness.worst_5, 3, None),
     Column("best 5 %", lambda run: run.fairness.best_5, 3, None),
     Column("late acc", late_accuracy, 3, None),
+    Column("late fair", late_angle, 3, None),
 )
 
 
