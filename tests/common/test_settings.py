@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from fairfleet.common.errors import BadSettings
-from fairfleet.common.settings import read_settings
+from fairfleet.common.settings import pair, read_settings
 from fairfleet.server.settings import ServerSettings
 
 
@@ -35,7 +36,13 @@ def test_all_mistakes_are_reported_with_their_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "cannot read"), ("a: [", "is not YAML"), ("- 1", "must hold a mapping")]
+    ("text", "message"),
+    [
+        (None, "cannot read"),
+        ("a: [", "is not YAML"),
+        ("a: 2024-13-01", "is not YAML: month must be in"),
+        ("- 1", "must hold a mapping"),
+    ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "settings.yaml"
@@ -48,3 +55,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, m
 def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("")
     assert read_settings(ServerSettings, tmp_path / "empty.yaml", {}) == read_settings(ServerSettings, None, {})
+
+
+def test_a_value_on_the_command_line_is_read_as_yaml() -> None:
+    assert pair("split=[0.8, 0.2]") == ("split", [0.8, 0.2])
+    assert pair("rule=fedlf,a=b") == ("rule", "fedlf,a=b")
+
+
+@pytest.mark.parametrize("text", ["split=[0.8", "rule={a: 1", "day=2024-13-01", "name=\x01", "codec=%a"])
+def test_a_value_that_is_not_yaml_is_named_with_its_flag(text: str) -> None:
+    with pytest.raises(BadSettings, match=re.escape(f"--set {text!r}: the value is not YAML: ")):
+        pair(text)

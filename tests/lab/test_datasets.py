@@ -10,6 +10,7 @@ import sys
 import tarfile
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_LZMA, ZipFile
 
 import numpy as np
 import pytest
@@ -115,6 +116,24 @@ def test_a_batch_that_python_2_wrote_is_read() -> None:
     assert y.tolist() == [6, 9]
 
 
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_batch_is_read_from_a_pickle_of_any_protocol(protocol: int, order: Any) -> None:
+    pixels = images(2, 3072)
+    batch = {"data": np.asarray(pixels, order=order), "labels": [6, 9]}
+    x, y = cifar.python_batch(pickle.dumps(batch, protocol=protocol), "labels")
+    assert np.array_equal(x.reshape(2, -1), pixels)
+    assert y.tolist() == [6, 9]
+
+
+def test_a_batch_of_protocol_5_that_numpy_1_wrote_is_read() -> None:
+    pixels = images(2, 3072)
+    content = pickle.dumps({"data": pixels, "labels": [6, 9]}, protocol=5)
+    unframed = content[:2] + content[11:]  # a frame's length would no longer be right
+    older = unframed.replace(b"\x13numpy._core.numeric", b"\x12numpy.core.numeric")  # after the length of the name
+    assert np.array_equal(cifar.python_batch(older, "labels")[0].reshape(2, -1), pixels)
+
+
 @pytest.mark.parametrize("pack", [True, False])
 @pytest.mark.parametrize(("labels", "classes", "expected"), [("fine", 100, [7, 99]), ("coarse", 20, [3, 19])])
 def test_cifar100_has_fine_and_coarse_labels(
@@ -173,6 +192,26 @@ def test_a_tampered_archive_cannot_hide_objects_in_an_array() -> None:
         cifar.python_batch(batch, "labels")
 
 
+class OfBuffer:
+    """Pickled as numpy pickles an array in protocol 5, whatever the buffer is said to be."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> Any:
+        return images(1).__reduce_ex__(5)[0], self.arguments
+
+
+@pytest.mark.parametrize(
+    ("buffer", "kind"), [(10**12, "u1"), ("text", "u1"), ([1], "u1"), (bytes(3072 * 8), "f8"), (bytes(3072 * 8), "O")]
+)
+def test_a_tampered_buffer_of_protocol_5_makes_no_array(buffer: Any, kind: str) -> None:
+    """Above all no number: bytes(10**12) would ask for that much memory."""
+    array = OfBuffer(buffer, np.dtype(kind), (1, 3072), "C")
+    with pytest.raises(BrokenDataset, match=r"expected bytes \(u1\)"):
+        cifar.python_batch(pickle.dumps({b"data": array, b"labels": [1]}, protocol=5), "labels")
+
+
 @pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps([1]), pickle.dumps({b"data": 3, b"labels": [1]}),
                                      pickle.dumps({b"labels": [1]}),
                                      pickle.dumps({b"data": images(2, 3072), b"labels": [1]}),
@@ -182,11 +221,90 @@ def test_a_damaged_batch_is_explained(content: bytes) -> None:
         cifar.python_batch(content, "labels")
 
 
+def cifar10_npz(folder: Path, x: np.ndarray) -> Path:
+    for name in (*(f"train_{n}" for n in range(1, 6)), "test"):
+        write_npz(folder / "cifar10" / f"{name}.npz", x, np.arange(len(x)))
+    return folder
+
+
+def test_cifar_npz_has_its_channels_first_however_it_was_saved(tmp_path: Path) -> None:
+    pixels = images(2, 3, 32, 32)
+    forms = {"first": pixels, "last": np.moveaxis(pixels, 1, 3), "flat": pixels.reshape(2, 3072)}
+    for name, saved in forms.items():
+        found = load("cifar10", cifar10_npz(tmp_path / name, saved))
+        assert np.array_equal(found.x, np.concatenate([pixels] * 6))
+        assert found.x.flags.c_contiguous
+        for part in ("train", "test"):
+            write_npz(tmp_path / name / "cifar100" / f"{part}.npz", saved, np.arange(2))
+        assert np.array_equal(load("cifar100", tmp_path / name).x, np.concatenate([pixels] * 2))
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (32, 3, 32), (1, 32, 32), (28, 28, 3), (1024,), ()])
+def test_cifar_npz_of_another_shape_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with pytest.raises(BrokenDataset, match=r"train_1\.npz has x of .*expected n x 3 x 32 x 32"):
+        load("cifar10", cifar10_npz(tmp_path, images(2, *shape)))
+
+
 def test_npz_with_pickled_objects_is_refused(tmp_path: Path) -> None:
     for name in ("train", "test"):
         (tmp_path / "mnist").mkdir(exist_ok=True)
         np.savez(tmp_path / "mnist" / f"{name}.npz", allow_pickle=True, x=np.array([{}]), y=np.array([0]))
     with pytest.raises(BrokenDataset, match="without pickled objects"):
+        load("mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "says"),
+    [
+        (np.uint8(1), np.arange(2), r"x of \(\), expected an entry for each sample"),
+        (images(2, 28, 28), np.int64(1), r"y of \(\), expected an entry for each sample"),
+        (images(2, 28, 28), np.arange(3), "2 of x and 3 of y"),
+        (images(2, 28, 28), np.zeros((2, 1), int), r"y of int64 \(2, 1\), expected whole numbers"),
+        (images(2, 28, 28), np.array([0.5, 1.5]), r"y of float64 \(2,\), expected whole numbers"),
+    ],
+)
+def test_npz_without_one_label_for_each_sample_is_named(tmp_path: Path, x: Any, y: Any, says: str) -> None:
+    mnist_folder(tmp_path)
+    write_npz(tmp_path / "mnist/test.npz", x, y)
+    with pytest.raises(BrokenDataset, match=rf"mnist/test\.npz has {says}"):
+        load("mnist", tmp_path)
+
+
+def lzma_npz(path: Path, **arrays: np.ndarray) -> None:
+    """As numpy writes it, but packed tighter."""
+    with ZipFile(path, "w", ZIP_LZMA) as archive:
+        for name, array in arrays.items():
+            content = io.BytesIO()
+            np.save(content, array)
+            archive.writestr(f"{name}.npy", content.getvalue())
+
+
+def test_an_npz_packed_with_lzma_is_read_and_a_damaged_one_named(tmp_path: Path) -> None:
+    mnist_folder(tmp_path)
+    path = tmp_path / "mnist/test.npz"
+    lzma_npz(path, x=images(2, 28, 28), y=np.arange(2))
+    assert np.array_equal(load("mnist", tmp_path).x[6:], images(2, 28, 28))
+    content = path.read_bytes()
+    path.write_bytes(content[:300] + bytes(byte ^ 0xFF for byte in content[300:600]) + content[600:])
+    with pytest.raises(BrokenDataset, match=r"cannot read .*mnist/test\.npz"):
+        load("mnist", tmp_path)
+
+
+def test_an_npz_with_a_password_is_named(tmp_path: Path) -> None:
+    mnist_folder(tmp_path)
+    path = tmp_path / "mnist/test.npz"
+    content = path.read_bytes()
+    entry = content.index(b"PK\x01\x02") + 8  # the flags in the archive's directory; the first says "encrypted"
+    path.write_bytes(content[:entry] + b"\x01" + content[entry + 1 :])
+    with pytest.raises(BrokenDataset, match=r"cannot read .*mnist/test\.npz"):
+        load("mnist", tmp_path)
+
+
+def test_an_npy_file_that_is_called_npz_is_explained(tmp_path: Path) -> None:
+    mnist_folder(tmp_path)
+    with (tmp_path / "mnist/test.npz").open("wb") as file:
+        np.save(file, images(2, 28, 28))
+    with pytest.raises(BrokenDataset, match=r"mnist/test\.npz holds a single array \(npy\).*np\.savez"):
         load("mnist", tmp_path)
 
 
@@ -296,6 +414,13 @@ def test_adult_is_read_as_published(tmp_path: Path) -> None:
     whole = load("adult,features=all", tmp_path)
     assert whole.x.shape == (4, 105)
     assert whole.x[:, 99].tolist() == [-1, 1, -1, 1]
+
+
+def test_adult_that_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
+    (tmp_path / "adult").mkdir()
+    for name in ("train.csv", "test.csv"):
+        (tmp_path / "adult" / name).write_text(f"{','.join(adult.COLUMNS)}\n{ROW}\n", "utf-8-sig")
+    assert load("adult", tmp_path).y.tolist() == [1, 1]
 
 
 def test_adult_can_be_shifted_as_its_authors_did_in_the_training_part_alone(tmp_path: Path) -> None:

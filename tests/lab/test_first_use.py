@@ -192,3 +192,9 @@ def test_json_has_null_for_what_is_no_number(
     monkeypatch.setattr(simulating, "finished", lambda *words: [nothing_right])
     simulating.simulate(None, {}, None, None, 1, as_json=True)
     json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_split_that_cannot_be_is_refused_before_a_sweep_begins() -> None:
+    for split in ([1.0], [0.5, 0.6], [0.5, float("nan")]):
+        with pytest.raises(UsageError, match="add up to 1"):
+            Experiment.model_validate({"split": split})

@@ -192,6 +192,29 @@ def test_images_that_do_not_fit_are_named(tmp_path: Path) -> None:
         load(str(tmp_path / "a"))
 
 
+def save_deep(path: Path, values: list[list[int]]) -> None:
+    """A grey PNG of 16 bits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.array(values, np.uint16)).save(path)
+
+
+def test_images_of_16_bits_are_scaled_to_8(tmp_path: Path) -> None:
+    save_deep(tmp_path / "a/1.png", [[0, 255, 256], [32768, 65279, 65535]])
+    save_image(tmp_path / "a/2.png", 200, size=(3, 2))  # of 8 bits: some programs save each image as deep as it needs
+    found = load(str(tmp_path))
+    assert (found.x.dtype, found.x.tolist()) == (np.uint8, [[[0, 0, 1], [128, 254, 255]], [[200] * 3] * 2])
+
+
+def test_images_of_16_bits_that_use_only_a_few_are_refused(tmp_path: Path) -> None:
+    """Twelve bits of a camera or a scanner: of their 4096 shades 16 would be left, all nearly black."""
+    save_deep(tmp_path / "a/1.png", [[0, 4095]])
+    save_deep(tmp_path / "a/2.png", [[0, 17]])
+    with pytest.raises(BrokenDataset, match=r"1\.png.* 16 bits .* nearly black.*npz"):
+        load(str(tmp_path))
+    save_deep(tmp_path / "a/2.png", [[0, 60000]])
+    assert load(str(tmp_path)).x.max() == 234
+
+
 def test_ones_own_npz_may_name_users_and_a_training_part(tmp_path: Path) -> None:
     x, y = np.arange(8.0).reshape(4, 2), np.array([0, 2, 1, 0])
     np.savez(tmp_path / "mine.npz", x=x, y=y)
@@ -205,11 +228,59 @@ def test_ones_own_npz_may_name_users_and_a_training_part(tmp_path: Path) -> None
 @pytest.mark.parametrize("arrays", [{"x": [1, 2], "y": [0.5, 1]}, {"x": [1]}, {"x": [1], "y": [0], "train_size": 2},
                                     {"x": [1], "y": [0], "user": [{}]}, {"x": [1, 2], "y": [0]},
                                     {"x": [1, 2], "y": [0, 1], "user": [1]}, {"x": [np.nan], "y": [0]},
-                                    {"x": ["one"], "y": [0]}])  # fmt: skip
+                                    {"x": ["one"], "y": [0]}, {"x": 1, "y": [0]}, {"x": [1], "y": 0},
+                                    {"x": [1], "y": [0], "user": 0}, {"x": [1], "y": [0], "user": [[0]]},
+                                    {"x": [1], "y": [0], "train_size": 0.5}, {"x": [1], "y": [-1]},
+                                    {"x": [1, 2], "y": [-1, 10**9]}])  # fmt: skip
 def test_an_npz_that_does_not_fit_is_refused(tmp_path: Path, arrays: dict[str, Any]) -> None:
     np.savez(tmp_path / "odd.npz", allow_pickle=True, **{name: np.array(value) for name, value in arrays.items()})
     with pytest.raises(BrokenDataset, match="odd"):
         load(str(tmp_path / "odd.npz"))
+
+
+def test_a_training_part_of_two_sizes_is_explained(tmp_path: Path) -> None:
+    np.savez(tmp_path / "odd.npz", x=np.zeros((3, 2)), y=np.arange(3), train_size=np.array([2, 1]))
+    with pytest.raises(BrokenDataset, match=r"odd\.npz has train_size of int64 \(2,\), expected one whole number"):
+        load(str(tmp_path / "odd.npz"))
+
+
+def test_an_npy_file_among_ones_own_is_explained(tmp_path: Path) -> None:
+    with (tmp_path / "odd.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(BrokenDataset, match=r"odd\.npz holds a single array \(npy\)"):
+        load(str(tmp_path / "odd.npz"))
+
+
+@pytest.mark.parametrize(
+    ("y", "classes"), [([0, 2, 1, 0], 3), ([3, 3], 4), ([5, 900], 901), ([*range(1000), 9_999], 10_000)]
+)
+def test_labels_with_few_gaps_are_the_classes_themselves(tmp_path: Path, y: list[int], classes: int) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.zeros((len(y), 2)), y=np.array(y))
+    found = load(str(tmp_path / "mine.npz"))
+    assert (found.y.tolist(), found.y.dtype, found.classes, found.class_names) == (y, np.int64, classes, ())
+
+
+@pytest.mark.parametrize("far", [1000, 10**9, 2**63 - 1, 2**64 - 1])
+def test_labels_that_are_far_apart_are_names_of_classes(tmp_path: Path, far: int) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.zeros((4, 2)), y=np.array([far, 7, 7, far - 1], np.uint64))
+    found = load(str(tmp_path / "mine.npz"))
+    assert (found.y.tolist(), found.classes) == ([2, 0, 0, 1], 3)
+    assert found.class_names == ("7", str(far - 1), str(far))
+
+
+@pytest.mark.parametrize("ids", [[2**64 - 1, 2**63, 5], [2**63 - 1, 0, 1]])
+def test_users_may_have_ids_of_any_size(tmp_path: Path, ids: list[int]) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.zeros((3, 2)), y=np.arange(3), user=np.array(ids, np.uint64))
+    found = load(str(tmp_path / "mine.npz"))
+    assert users_of(found) == [str(one) for one in ids]
+    assert found.user_names == tuple(str(one) for one in sorted(ids))
+
+
+def test_users_and_labels_of_a_table_may_have_more_digits_than_a_number(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(f"a,label,user\n0,{10**19},{10**30}\n0,3,{10**30 + 1}\n")
+    found = load(str(tmp_path / "mine.csv"))
+    assert users_of(found) == [str(10**30), str(10**30 + 1)]
+    assert [found.class_names[label] for label in found.y] == [str(10**19), "3"]
 
 
 def test_ones_own_csv_has_a_column_for_labels_and_may_have_one_for_users(tmp_path: Path) -> None:
@@ -230,6 +301,43 @@ def test_labels_that_are_numbers_keep_their_order(tmp_path: Path) -> None:
 def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "odd.csv").write_text(text)
     with pytest.raises(BrokenDataset, match="odd"):
+        load(str(tmp_path / "odd.csv"))
+
+
+def test_a_table_that_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("label,a\r\nyes,1\r\n\r\nno,2\r\n", "utf-8-sig", newline="")
+    found = load(str(tmp_path / "mine.csv"))
+    assert (found.x.tolist(), found.class_names, found.y.tolist()) == ([[1], [2]], ("no", "yes"), [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a,b,a,label\n1,2,3,x\n", r"odd\.csv has 2 columns named 'a'"),
+        ("label,a,label,label\nx,2,y,z\n", r"odd\.csv has 3 columns named 'label'"),
+        ("a,label\n1,x\n\n2,\n", r"odd\.csv has no label in line 4"),
+        ("a,label\n1,  \n", r"odd\.csv has no label in line 2"),
+        ("a,label,user\n1,x,ann\n2,x,\n", r"odd\.csv has no user in line 3"),
+        ("a,label\n1,x\n2\n", r"odd\.csv has 1 cell in line 3, expected 2"),
+        ("a,label\n1,x,2\n", r"odd\.csv has 3 cells in line 2, expected 2"),
+        ("a,label\n1,x\ntwo,y\n", r"odd\.csv has 'two' in line 3, column 'a', expected a number"),
+        ('a,label\n1,"x\ny"\n,y\n', r"odd\.csv has '' in line 4, column 'a', expected a number"),
+        ("a;label\n1;x\n", r"odd\.csv has no column named label, only 'a;label'.* commas"),
+        ("label\nx\n", r"odd\.csv has no column of numbers"),
+        ("a,label\n", r"odd\.csv has no rows"),
+        ("", r"odd\.csv has no column named label"),
+        (f"a,label\n1,{'x' * 200_000}\n", r"cannot read .*odd\.csv"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "odd.csv").write_text(text)
+    with pytest.raises(BrokenDataset, match=says):
+        load(str(tmp_path / "odd.csv"))
+
+
+def test_a_table_that_is_not_in_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text("a,label\n1,gr\u00fcn\n", "utf-16")
+    with pytest.raises(BrokenDataset, match=r"cannot read .*odd\.csv.*UTF-8"):
         load(str(tmp_path / "odd.csv"))
 
 

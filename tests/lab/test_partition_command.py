@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from fairfleet.common.errors import UsageError
+from fairfleet.lab.experiment import Experiment, federation
 from fairfleet.lab.label_shares import LabelShares, picture
 from tests.e2e.fleet import PROGRAM
 
@@ -40,8 +41,28 @@ def test_json_has_every_count_and_nothing_else_is_printed() -> None:
 
 
 def test_natural_users_need_no_number_of_clients() -> None:
-    assert json.loads(run("digits-rotated", "user", "--pool", "all", "--json").stdout)["samples"] == 1797
-    assert json.loads(run("digits-rotated", "user", "--json").stdout)["samples"] == 1257
+    assert json.loads(run("digits-rotated", "user", "--json").stdout)["clients"] == 10
+
+
+def test_what_is_shown_is_what_simulate_runs() -> None:
+    """The same samples for every client, whether all are shared out, which is the default of both, or a part."""
+    for part, samples in (("all", 1797), ("train", 1257)):
+        chosen = ["--part", part] if part == "train" else []
+        words = ["digits-rotated", "dirichlet:0.3", "--clients", "7", "--seed", "5"]
+        shown = json.loads(run(*words, *chosen, "--json").stdout)
+        assert (shown["part"], shown["samples"]) == (part, samples)
+        fields = {"data": "digits-rotated", "partition": "dirichlet:0.3", "clients": 7, "seed": 5, "split": (0.8, 0.2)}
+        if part == "train":
+            fields |= {"part": part}
+        run_with = federation(Experiment.model_validate(fields), None).clients
+        labels = [np.concatenate([client.train_y, client.test_y]) for client in run_with]
+        assert [np.bincount(own, minlength=10).tolist() for own in labels] == shown["counts"]
+
+
+def test_it_says_which_samples_are_shared_out() -> None:
+    assert "digits-rotated, all samples, iid" in run("digits-rotated", "iid", "--clients", "3").stdout
+    words = ["digits-rotated", "iid", "--clients", "3", "--part", "train"]
+    assert "digits-rotated, training part, iid" in run(*words).stdout
 
 
 @pytest.mark.parametrize(
@@ -51,10 +72,14 @@ def test_natural_users_need_no_number_of_clients() -> None:
         (["synthetic", "diriclet:1", "--clients", "5"], "There are iid, shards"),
         (["synthetic", "iid"], "number of clients"),
         (["digits", "user"], "no natural users"),
+        (["digits", "pat:3", "--clients", "2"], "take 4 clients or more"),
+        (["digits", "shards:inf", "--clients", "2"], "needs a whole number from 1"),
+        (["[/b]", "iid", "--clients", "2"], "[/b]"),
         (["synthetic", "iid", "--clients", "5", "--picture", "x.gif"], ".png, .svg, .pdf"),
         (["synthetic", "iid", "--clients", "5", "--picture", "/nowhere/x.png"], "cannot write the picture"),
     ],
 )
+@pytest.mark.usefixtures("no_data")
 def test_a_mistake_is_explained_and_ends_with_2(words: list[str], says: str) -> None:
     ended = run(*words)
     assert (ended.returncode, ended.stdout) == (2, "")

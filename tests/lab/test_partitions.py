@@ -165,10 +165,19 @@ def test_nobody_is_left_without_samples() -> None:
 
 def test_pat_that_does_not_fit_is_explained() -> None:
     labels = np.arange(100) % 10
-    with pytest.raises(UsageError, match="there are only 10"):
-        partition("pat:11", labels, None, 5)
-    with pytest.raises(UsageError, match="no client left for class 4"):
-        partition("pat-fixed:1", labels, None, 4)
+    for kind in ("pat", "pat-fixed"):
+        with pytest.raises(UsageError, match="there are only 10"):
+            partition(f"{kind}:11", labels, None, 5)
+        with pytest.raises(UsageError, match="of 10 classes; take 4 clients or more"):
+            partition(f"{kind}:3", labels, None, 3)
+        assert len(partition(f"{kind}:3", labels, None, 4)) == 4
+
+
+@pytest.mark.parametrize("each", ["26", "1e12", "1e300"])
+def test_shards_without_samples_are_refused(each: str) -> None:
+    with pytest.raises(UsageError, match=r"more shards than the 100 samples .* take at most shards:25"):
+        partition(f"shards:{each}", np.arange(100) % 10, None, 4)
+    assert len(partition("shards:25", np.arange(100) % 10, None, 4)) == 4
 
 
 def test_quantity_skew_changes_sizes_and_not_the_mix_of_labels() -> None:
@@ -189,8 +198,9 @@ def test_a_partition_is_written_as_it_is_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "dirichlet", "dirichlet:0", "dirichlet:nan", "pat:1.5", "pat:0", "iid:3", "shards", "random:1",
-             "iid,minimum=3", "dirichlet:1,size=2", "dirichlet:x"]
+    "text", ["", "dirichlet", "dirichlet:0", "dirichlet:nan", "pat:1.5", "pat:0", "iid:3", "shards", "shards:inf",
+             "shards:nan", "pat:inf", "pat-fixed:-inf", "random:1", "iid,minimum=3", "dirichlet:1,size=2",
+             "dirichlet:x"]
 )  # fmt: skip
 def test_a_partition_that_makes_no_sense_is_refused_with_the_ones_there_are(text: str) -> None:
     with pytest.raises(UsageError, match="There are iid, shards"):
@@ -217,9 +227,14 @@ def test_a_split_loses_nothing_and_always_trains(total: int, test: float, valida
     assert len(found.test) >= (test > 0 and total >= 2)
 
 
-def test_shares_that_do_not_add_up_are_refused() -> None:
-    with pytest.raises(UsageError, match="add up to 1"):
-        split(np.arange(10), (0.8, 0.1))
+@pytest.mark.parametrize(
+    "shares",
+    [(0.8, 0.1), (), (1.0,), (0.4, 0.3, 0.2, 0.1), (0.8, float("nan")), (float("nan"),) * 3, (float("inf"), 0.2),
+     (1.2, -0.2), (0.5, 0.5, float("nan"))],
+)  # fmt: skip
+def test_shares_that_do_not_add_up_are_refused(shares: tuple[float, ...]) -> None:
+    with pytest.raises(UsageError, match=r"found .*; give two or three, none below 0, that add up to 1"):
+        split(np.arange(10), shares)
 
 
 def test_the_published_parts_stay_apart() -> None:

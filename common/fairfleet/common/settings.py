@@ -19,6 +19,7 @@ from pydantic_settings import (
 from fairfleet.common.errors import BadSettings, UsageError
 
 PREFIX = "FAIRFLEET_"
+NOT_YAML = (yaml.YAMLError, ValueError)  # ValueError: bytes that are not UTF-8, or a date such as 2024-13-01
 
 
 class Settings(BaseSettings):
@@ -77,7 +78,10 @@ def pair(text: str) -> tuple[str, Any]:
     path, found, value = text.partition("=")
     if not found:
         raise UsageError(f"--set {text!r} is not of the form path=value, for example plan.learning_rate=0.05")
-    return path, yaml.safe_load(value)
+    try:
+        return path, yaml.safe_load(value)
+    except NOT_YAML as error:
+        raise BadSettings(f"--set {text!r}: the value is not YAML: {error}") from None
 
 
 def _nested(flags: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +108,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadSettings(f"cannot read the settings file {file}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except NOT_YAML as error:
         raise BadSettings(f"{file} is not YAML: {error}") from None
     if values is None:
         return {}

@@ -48,13 +48,15 @@ class LateJoiners(Part):
 class Attack(Part):
     """What some clients do wrong, from a round on. `clients` are names, or a share of the fleet drawn at random.
 
+    A share above 0 is at least one client, here as for stragglers and late joiners.
+
     loss_bias adds `strength` to the reported loss, loss_scaling multiplies it; update_scaling multiplies the update,
     sign_flip by minus the strength; label_noise replaces that share of the training labels by random ones.
     """
 
     kind: AttackKind
     clients: Share | tuple[str, ...] = 0.1
-    strength: float = Field(default=1.0, ge=0)
+    strength: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     since_round: NonNegativeInt = 0
 
     @model_validator(mode="after")
@@ -148,7 +150,7 @@ class Conduct:
         return self._some(attack.clients, "attack", at)
 
     def _some(self, share: float, *purpose: str | int) -> frozenset[str]:
-        count = round(share * len(self.names))
+        count = max(round(share * len(self.names)), int(share > 0))  # asked for, there is somebody
         return frozenset(self.names[k] for k in self._random(*purpose).permutation(len(self.names))[:count])
 
     def _random(self, *purpose: str | int) -> np.random.Generator:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from fairfleet.common.errors import UsageError
 from fairfleet.common.settings import read_model
@@ -70,7 +71,7 @@ def show(
     done = sum(run.complete for run in runs)
     if done < len(planned):
         console.print(f"[bold]stopped[/] after {done} of {len(planned)} runs; the same command goes on")
-    console.print(f"records, tables and pictures: {folder}", style="dim")
+    console.print(f"records, tables and pictures: {escape(str(folder))}", style="dim")
 
 
 def write(name: str, planned: Sequence[Planned], runs: Sequence[Run], folder: Path, pictures: bool) -> None:

@@ -26,7 +26,7 @@ from fairfleet.lab.datasets.base import Dataset
 from fairfleet.lab.datasets.preprocessing import Preprocessing, preprocessing
 from fairfleet.lab.datasets.registry import load, state_of_own
 from fairfleet.lab.federation import Engine, Federation, plan_of
-from fairfleet.lab.partitions import Indices, Partition, Split, partition, split_all, split_as_published
+from fairfleet.lab.partitions import Indices, Partition, Split, check_shares, partition, split_all, split_as_published
 from fairfleet.server.admission import Admission
 from fairfleet.server.privacy import PrivacySettings, refusal
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
@@ -80,6 +80,13 @@ class Experiment(BaseModel):
     @classmethod
     def _known_partition(cls, text: str) -> str:
         return str(Partition.parse(text))
+
+    @field_validator("split")
+    @classmethod
+    def _right_shares(cls, split: Any) -> Any:
+        if isinstance(split, tuple):
+            check_shares(split)
+        return split
 
     @field_validator("plan", mode="before")
     @classmethod

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fairfleet.lab import tables
 from fairfleet.lab.records import Point, Run
+
+ACCURACIES = {"mean", "worst_5"}  # fields of a point that are over honest clients; the others are over all
 
 COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c564b", "#17becf", "#bcbd22",
@@ -28,7 +31,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Dot:
-    """One rule as a point: what the average client gets, and what the worst 5 % get."""
+    """One rule as a point: what the average client gets, and what the worst 5 % get; spreads are over the seeds."""
 
     label: str
     average: float
@@ -49,6 +52,11 @@ def colour(label: str, known: Sequence[str]) -> str:
     return COLOURS[list(known).index(label) % len(COLOURS)]
 
 
+def of_honest(words: str, runs: Sequence[Run]) -> str:
+    """Words for accuracies. Attackers' do not count: an attacked run is drawn over fewer clients than one in peace."""
+    return f"{words}, honest clients only" if any(run.dishonest for run in runs) else words
+
+
 def lines(runs: Sequence[Run], field: str, scale: float = 1.0) -> list[Line]:
     """A field of the evaluated points, for every rule."""
     found = []
@@ -67,18 +75,21 @@ def _curve(points: Sequence[Point], field: str, scale: float) -> dict[int, float
     return {point.round: scale * value for point in points if (value := getattr(point, field)) is not None}
 
 
-def accuracies(runs: Sequence[Run], label: str) -> list[float]:
-    """Of all clients in all seeds, in percent."""
-    return [100 * value for run in runs if run.label == label for value in run.honest]
+def accuracies(runs: Sequence[Run]) -> dict[str, list[float]]:
+    """By rule, where it has a result: of all clients in all seeds, in percent."""
+    found: dict[str, list[float]] = {}
+    for run in tables.with_result(runs):
+        found.setdefault(run.label, []).extend(100 * value for value in run.honest)
+    return found
 
 
 def dots(runs: Sequence[Run]) -> list[Dot]:
-    found = []
-    for label in labels(runs):
-        served = [run.fairness for run in runs if run.label == label and run.honest]
-        if served:
-            average, worst = (np.array([100 * getattr(one, name) for one in served]) for name in ("mean", "worst_5"))
-            found.append(Dot(label, average.mean(), worst.mean(), average.std(), worst.std()))
+    """The figures of the tables, of rules that have a result."""
+    counted, found = tables.with_result(runs), []
+    for label in labels(counted):
+        served = [run.fairness for run in counted if run.label == label]
+        average, worst = (tables.spread([100 * getattr(one, name) for one in served]) for name in ("mean", "worst_5"))
+        found.append(Dot(label, average.mean, worst.mean, average.deviation, worst.deviation))
     return found
 
 

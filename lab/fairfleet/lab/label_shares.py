@@ -72,6 +72,7 @@ def picture(shares: LabelShares, title: str, path: Path) -> None:
     (_bars if clients <= MOST_BARS and classes <= MOST_COLOURS else _image)(axes, shares)
     axes.set_title(title, loc="left")
     axes.set_xlabel("client")
+    axes.locator_params(axis="x", integer=True)  # there is no client 0.5
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

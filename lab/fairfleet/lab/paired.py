@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from fairfleet.lab.records import Run
@@ -193,8 +194,8 @@ def table(found: Sequence[Row]) -> Table:
     for at in shown:
         out.add_column(HEADINGS[at], justify="left" if HEADINGS[at] in WORDS else "right", no_wrap=at > 0)
     for row in found:
-        first, *rest = (cells(row)[at] for at in shown)
-        out.add_row(f"{row.setting} {first}".strip(), *rest)
+        first, *rest = (escape(cells(row)[at]) for at in shown)
+        out.add_row(f"{escape(row.setting)} {first}".strip(), *rest)
     return out
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -24,9 +25,14 @@ BAR = 50  # characters for the largest client
 COLOURS = ("blue", "dark_orange", "green", "red", "medium_purple", "orange4", "hot_pink", "grey50", "yellow3", "cyan")
 
 
-class Pool(enum.StrEnum):
-    TRAIN = "train"
+class Part(enum.StrEnum):
+    """As in an experiment, whose default is `all` too: what is shown is what is run."""
+
     ALL = "all"
+    TRAIN = "train"
+
+
+SHARED = {Part.ALL: "all samples", Part.TRAIN: "training part"}
 
 
 def partition_command(
@@ -36,16 +42,19 @@ def partition_command(
     ],
     clients: Annotated[int | None, typer.Option(min=1, help="How many; natural users may be all of them.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another draw.")] = 0,
-    pool: Annotated[Pool, typer.Option(help="Share out the published training part, or the test part with it.")] = (
-        Pool.TRAIN
-    ),
+    part: Annotated[
+        Part, typer.Option(help="Share out all samples, as simulate does, or the published training part only.")
+    ] = Part.ALL,
     data_dir: Annotated[
         Path | None, typer.Option(help=f"Where the datasets are, before the folders of {VARIABLE}.")
     ] = None,
     save: Annotated[Path | None, typer.Option("--picture", help="Save it as .png, .svg or .pdf.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object, with all counts.")] = False,
 ) -> None:
-    """Share a dataset out among clients, and see which labels each of them holds.
+    """Share a dataset out among clients, and see which labels each of them holds, for training and testing together.
+
+    These are the clients of `simulate` and `compare` with the same data, partition, clients and seed: all samples are
+    shared out, those of a published test part too, unless there `--set part=train` and here `--part train` is given.
 
     Partitions: iid; shards:N, of sorted labels; pat:K, K classes each; pat-fixed:K, FedLF's groups; dirichlet:B, by
     class; dirichlet-capped:B, FedLF's; quantity:B, of sizes; class, one each; user, the natural clients. Where sizes
@@ -60,18 +69,18 @@ def partition_command(
       fairfleet partition synthetic,alpha=0.5 user --json
     """
     spec = Partition.parse(how)
-    with Console(stderr=True).status(f"Reading {dataset}"):  # some archives take many seconds the first time
+    with Console(stderr=True).status(f"Reading {escape(dataset)}"):  # some archives take many seconds the first time
         data = load(dataset, data_dir)
-    shared = data if pool is Pool.ALL else data.training_part()
+    shared = data if part is Part.ALL else data.training_part()
     shares = LabelShares.of(
         shared.y, partition(spec, shared.y, shared.user, clients, seed), data.classes, data.class_names
     )
-    title = f"{data.name}, {spec}, {len(shares.counts)} clients, seed {seed}"
+    title = f"{data.name}, {SHARED[part]}, {spec}, {len(shares.counts)} clients, seed {seed}"
     if save:
         picture(shares, title, save)
     if as_json:
         print(
-            json.dumps({"dataset": data.name, "partition": str(spec), "seed": seed, "pool": pool, **shares.as_json()})
+            json.dumps({"dataset": data.name, "partition": str(spec), "seed": seed, "part": part, **shares.as_json()})
         )
     else:
         Console(highlight=False).print(Padding(Group(*_told(shares, title, shared, save)), (1, 2)))

@@ -39,7 +39,7 @@ class Partition(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> Partition:
         value = self.parameter
-        if self.kind in WHOLE and (value is None or value < 1 or value != int(value)):
+        if self.kind in WHOLE and (value is None or value < 1 or not value.is_integer()):
             raise ValueError(f"{self.kind} needs a whole number from 1, as in {self.kind}:2 (found {value})")
         if self.kind in POSITIVE and (value is None or not 0 < value < float("inf")):
             raise ValueError(f"{self.kind} needs a number above 0, as in {self.kind}:0.5 (found {value})")
@@ -114,6 +114,11 @@ def _iid(labels: Indices, clients: int, spec: Partition, random: np.random.Gener
 def _shards(labels: Indices, clients: int, spec: Partition, random: np.random.Generator) -> list[Indices]:
     """Sorted by label and cut into equal pieces, of which every client draws so many (McMahan; FedFV)."""
     each = int(spec.parameter or 1)
+    if clients * each > len(labels):
+        raise UsageError(
+            f"{spec} for {clients} clients makes more shards than the {len(labels)} samples that there are; take at "
+            f"most shards:{len(labels) // clients}"
+        )
     pieces = np.array_split(np.argsort(labels, kind="stable"), clients * each)
     drawn = random.permutation(len(pieces)).reshape(clients, each)
     return [np.concatenate([pieces[piece] for piece in mine]) for mine in drawn]
@@ -121,9 +126,7 @@ def _shards(labels: Indices, clients: int, spec: Partition, random: np.random.Ge
 
 def _pat(labels: Indices, clients: int, spec: Partition, random: np.random.Generator) -> list[Indices]:
     """Every client has k classes drawn at random, every class has as many clients as another, or one more."""
-    classes, each = _classes(labels), int(spec.parameter or 1)
-    if each > len(classes):
-        raise UsageError(f"{spec} gives {each} classes to a client, but there are only {len(classes)}")
+    classes, each = _classes(labels), _classes_each(labels, clients, spec)
     holders: dict[int, list[int]] = {int(label): [] for label in classes}
     for client in random.permutation(clients):
         # the classes with the fewest clients first, ties by lot: no class is left over, none twice with one client
@@ -136,18 +139,27 @@ def _pat(labels: Indices, clients: int, spec: Partition, random: np.random.Gener
 
 def _pat_fixed(labels: Indices, clients: int, spec: Partition, random: np.random.Generator) -> list[Indices]:
     """FedLF's groups: class after class goes to the first clients that still have room for one; nothing is drawn."""
-    classes, each = _classes(labels), int(spec.parameter or 1)
+    classes, each = _classes(labels), _classes_each(labels, clients, spec)
     room = np.full(clients, each)
     holders = {}
     for label in classes:
-        mine = np.flatnonzero(room)[: max(1, clients * each // len(classes))]
-        if not len(mine):
-            raise UsageError(
-                f"{spec} has no client left for class {label}: {clients} clients with {each} each are too few"
-            )
+        mine = np.flatnonzero(room)[: clients * each // len(classes)]
         room[mine] -= 1
         holders[int(label)] = mine.tolist()
     return _dealt(labels, holders, clients, None)
+
+
+def _classes_each(labels: Indices, clients: int, spec: Partition) -> int:
+    """How many classes a client has: not more than there are, and enough that every class has a client."""
+    classes, each = len(_classes(labels)), int(spec.parameter or 1)
+    if each > classes:
+        raise UsageError(f"{spec} gives {each} classes to a client, but there are only {classes}")
+    if clients * each < classes:
+        raise UsageError(
+            f"{spec} lets {clients} clients hold {clients * each} of {classes} classes; take {-(-classes // each)} "
+            "clients or more, or more classes for each"
+        )
+    return each
 
 
 def _dealt(
@@ -256,14 +268,22 @@ SHARED: dict[str, Share] = {
 }
 
 
+def check_shares(shares: Sequence[float]) -> None:
+    # in this form NaN is refused as well: it compares as false
+    if len(shares) not in (2, 3) or not (min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6):
+        raise UsageError(
+            f"the shares of train, test and validation: found {tuple(shares)}; give two or three, none below 0, "
+            "that add up to 1, such as 0.8, 0.2"
+        )
+
+
 def split(indices: Indices, shares: Sequence[float] = (0.8, 0.2), seed: int | Sequence[int] = 0) -> Split:
     """Shuffled, then cut into train, test and (if a third share is given) validation.
 
     Whoever has two samples or more has at least one to train and, if the test's share is above 0, one to test with.
     """
-    train, test, validation = (*shares, 0.0) if len(shares) == 2 else shares
-    if min(train, test, validation) < 0 or abs(train + test + validation - 1) > 1e-6:
-        raise UsageError(f"the shares of train, test and validation are {tuple(shares)}; they must add up to 1")
+    check_shares(shares)
+    _, test, validation = (*shares, 0.0)[:3]
     total = len(indices)
     tested = min(max(round(test * total), int(test > 0)), max(total - 1, 0))
     validated = min(round(validation * total), max(total - tested - 1, 0))

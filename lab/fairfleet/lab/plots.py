@@ -13,7 +13,7 @@ mpl.use("Agg")  # no window is ever opened
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from fairfleet.lab import figures
+from fairfleet.lab import figures, tables
 from fairfleet.lab.records import Run
 
 CURVES = {"mean": "average accuracy (%)", "worst_5": "accuracy of the worst 5 % (%)", "conflicts": "conflicts (%)"}
@@ -25,41 +25,43 @@ def draw(runs: Sequence[Run], folder: Path, name: str, kinds: Collection[str] = 
     written = []
     for setting in figures.settings(runs):
         here = [run for run in runs if run.setting == setting and run.points]
+        if not tables.with_result(here):
+            continue  # all failed: there is nothing to compare
         stem = "-".join(part for part in (name, _file_name(setting)) if part)
         for kind in kinds:
             written.append(folder / f"{stem}-{kind.replace('_', '-')}.png")
             with _axes(written[-1], setting) as axes:
                 if kind in CURVES:
-                    _curve(axes, here, kind, CURVES[kind])
+                    curve(axes, here, kind, CURVES[kind])
                 elif kind == "clients":
-                    _distributions(axes, here)
+                    distributions(axes, here)
                 else:
-                    _pareto(axes, here)
+                    pareto(axes, here)
     return written
 
 
-def _curve(axes: Axes, runs: Sequence[Run], field: str, title: str) -> None:
+def curve(axes: Axes, runs: Sequence[Run], field: str, title: str) -> None:
     known = figures.labels(runs)
     for line in figures.lines(runs, field, 100.0):
         colour = figures.colour(line.label, known)
         axes.plot(line.rounds, line.middle, color=colour, label=line.label, linewidth=1.4)
         axes.fill_between(line.rounds, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel("round")
-    axes.set_ylabel(title)
+    axes.set_ylabel(figures.of_honest(title, runs) if field in figures.ACCURACIES else title)
     axes.legend(fontsize=8)
 
 
-def _distributions(axes: Axes, runs: Sequence[Run]) -> None:
-    known = figures.labels(runs)
-    boxes = axes.boxplot([figures.accuracies(runs, label) for label in known], tick_labels=known, patch_artist=True)
-    for box, label in zip(boxes["boxes"], known, strict=True):
+def distributions(axes: Axes, runs: Sequence[Run]) -> None:
+    known, found = figures.labels(runs), figures.accuracies(runs)
+    boxes = axes.boxplot(list(found.values()), patch_artist=True)
+    for box, label in zip(boxes["boxes"], found, strict=True):
         box.set_facecolor(figures.colour(label, known))
         box.set_alpha(0.4)
-    axes.tick_params(axis="x", rotation=30, labelsize=8)
-    axes.set_ylabel("accuracy of each client (%)")
+    axes.set_xticks(range(1, len(found) + 1), list(found), rotation=30, horizontalalignment="right", fontsize=8)
+    axes.set_ylabel(figures.of_honest("client accuracy (%)", runs))
 
 
-def _pareto(axes: Axes, runs: Sequence[Run]) -> None:
+def pareto(axes: Axes, runs: Sequence[Run]) -> None:
     known, found = figures.labels(runs), figures.dots(runs)
     front = figures.pareto(found)
     axes.plot([dot.average for dot in front], [dot.worst for dot in front], ":", color="#bbbbbb", zorder=0)
@@ -69,8 +71,8 @@ def _pareto(axes: Axes, runs: Sequence[Run]) -> None:
             dot.average, dot.worst, dot.worst_spread, dot.average_spread, fmt="o", color=colour, label=dot.label
         )
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))  # labels beside crowded dots cannot be read
-    axes.set_xlabel("average accuracy (%)")
-    axes.set_ylabel("worst 5 % (%)")
+    axes.set_xlabel(figures.of_honest("average accuracy (%)", runs))
+    axes.set_ylabel(figures.of_honest("worst 5 % (%)", runs))
 
 
 @contextmanager

@@ -74,14 +74,14 @@ def curve(runs: Sequence[Run], field: str, title: str, scale: float) -> go.Figur
         figure.add_scatter(
             x=line.rounds, y=line.middle, name=line.label, line={"color": colour}, legendgroup=line.label
         )
-    return _laid_out(figure, title, "round", "")
+    return _laid_out(figure, figures.of_honest(title, runs) if field in figures.ACCURACIES else title, "round", "")
 
 
 def distributions(runs: Sequence[Run]) -> go.Figure:
     known, figure = figures.labels(runs), go.Figure()
-    for label in known:
+    for label, found in figures.accuracies(runs).items():
         figure.add_violin(
-            y=figures.accuracies(runs, label),
+            y=found,
             name=label,
             line={"color": figures.colour(label, known)},
             box_visible=True,
@@ -90,7 +90,7 @@ def distributions(runs: Sequence[Run]) -> go.Figure:
             marker={"size": 2},
             spanmode="hard",
         )
-    return _laid_out(figure, "Accuracy of every client at the end, all seeds (%)", "", "")
+    return _laid_out(figure, figures.of_honest("Accuracy of every client at the end, all seeds (%)", runs), "", "")
 
 
 def pareto_plot(runs: Sequence[Run]) -> go.Figure:
@@ -109,15 +109,12 @@ def pareto_plot(runs: Sequence[Run]) -> go.Figure:
             y=[dot.worst],
             error_x={"array": [dot.average_spread]},
             error_y={"array": [dot.worst_spread]},
-            mode="markers+text",
-            text=[dot.label],
-            textposition="top center",
+            mode="markers",
+            name=dot.label,
             marker={"color": figures.colour(dot.label, known), "size": 10},
-            showlegend=False,
         )
-    return _laid_out(
-        figure, "Accuracy and fairness: further right and further up is better", "average (%)", "worst 5 % (%)"
-    )
+    x, y = (figures.of_honest(words, runs) for words in ("average (%)", "worst 5 % (%)"))
+    return _laid_out(figure, "Accuracy and fairness: further right and further up is better", x, y)
 
 
 def _laid_out(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
@@ -134,7 +131,7 @@ def _embedded(figure: go.Figure) -> str:
 def _table(runs: Sequence[Run]) -> str:
     headings = "".join(f"<th>{html.escape(m.heading)}</th>" for m in tables.MEASURES)
     lines = [
-        f"<tr><td>{html.escape(row.label)}</td><td>{len(row.seeds)}</td>"
+        f"<tr><td>{html.escape(row.label)}</td><td>{len(row.seeds) or 'failed'}</td>"
         + "".join(f"<td>{row.measures[m.name].words(m.digits, len(row.seeds))}</td>" for m in tables.MEASURES)
         + f"<td>{row.seconds:.1f}</td></tr>"
         for row in tables.rows(runs)

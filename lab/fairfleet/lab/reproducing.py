@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import to_json
 from rich.console import Console
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
@@ -96,11 +97,12 @@ def show(chosen: Reproduction, runs: Sequence[Run], quick: bool, console: Consol
     console.print(Padding(f"[bold]{chosen.title}[/]\n{chosen.about}", (1, 0)))
     console.print(side_by_side(chosen, lines))
     for verdict in verdicts:
-        console.print(f"[green]agrees[/]   {verdict.words}" if verdict.holds else f"[red]differs[/]  {verdict.words}")
+        words = "[green]agrees[/]  " if verdict.holds else "[red]differs[/] "
+        console.print(f"{words} {escape(verdict.words)}")
     if quick:
         console.print("A quick run is far shorter than the published one: its figures say little.", style="dim")
     for failed in (run for run in runs if run.failure):
-        console.print(f"[red]failed[/]   {failed.label}, seed {failed.experiment.seed}: {failed.failure}")
+        console.print(f"[red]failed[/]   {failed.label}, seed {failed.experiment.seed}: {escape(failed.failure)}")
 
 
 def side_by_side(chosen: Reproduction, lines: Sequence[Line]) -> Table:

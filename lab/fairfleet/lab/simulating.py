@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic_core import to_json
 from rich.console import Console
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
@@ -74,13 +75,13 @@ def told(found: Run) -> dict[str, Any]:
 
 def show(found: Run, console: Console, record: Path | None = None) -> None:
     if found.failure:
-        console.print(f"[bold red]failed[/] after {found.rounds} rounds: {found.failure}")
+        console.print(f"[bold red]failed[/] after {found.rounds} rounds: {escape(found.failure)}")
         return
     if found.points:
         console.print(Padding(curve(found), (1, 0)))
     if not found.complete:
         kept = f"kept in {record}; the same command runs it to its end" if record else "--record FILE would keep it"
-        console.print(f"[bold]stopped[/] after {found.rounds} of {found.experiment.rounds} rounds; {kept}")
+        console.print(f"[bold]stopped[/] after {found.rounds} of {found.experiment.rounds} rounds; {escape(kept)}")
         return
     console.print(tables.table(tables.rows([found]), console.width))
     rate = found.rounds / found.seconds if found.seconds else 0.0

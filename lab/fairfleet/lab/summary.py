@@ -56,7 +56,7 @@ def _bars(results: Sequence[Result]) -> RenderableType:
     table.add_column("client", no_wrap=True)
     for result in results:
         heading = result.rule if len(results) > 1 else "accuracy on its own test images"
-        table.add_column(heading, ratio=1, no_wrap=True)
+        table.add_column(Text(heading), ratio=1, no_wrap=True)
         table.add_column("", justify="right", no_wrap=True, min_width=7)
     for client in results[0].accuracy:
         row: list[RenderableType] = [Text(client, BAD if client in served_badly(results[0]) else "")]
@@ -109,12 +109,12 @@ def _facts(results: Sequence[Result]) -> RenderableType:
     table = Table.grid(Column(style=FAINT), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for result in results:
         of = f" of {result.rule}" if len(results) > 1 else ""
-        table.add_row(f"time{of}", f"{words.duration(result.seconds)} for {words.count(result.rounds, 'round')}")
+        table.add_row(Text(f"time{of}"), f"{words.duration(result.seconds)} for {words.count(result.rounds, 'round')}")
         table.add_row(
-            f"moved{of}", f"{decimal(result.bytes_sent)} to clients, {decimal(result.bytes_received)} from them"
+            Text(f"moved{of}"), f"{decimal(result.bytes_sent)} to clients, {decimal(result.bytes_received)} from them"
         )
-        table.add_row(f"model{of}", Text(f"{result.output} ({words.count(result.parameters, 'parameter')})"))
-        table.add_row(f"logs{of}", Text(str(result.logs)))
+        table.add_row(Text(f"model{of}"), Text(f"{result.output} ({words.count(result.parameters, 'parameter')})"))
+        table.add_row(Text(f"logs{of}"), Text(str(result.logs)))
     return table
 
 

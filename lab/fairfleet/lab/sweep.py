@@ -149,7 +149,7 @@ def _run_one(one: Planned, ledger: Ledger, means: Means, bars: Progress, others:
 
 def _bars(console: Console | None) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from fairfleet.common.fairness import Fairness
 from fairfleet.lab.records import Run
@@ -81,8 +82,13 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     return [_row(setting, label, found, measures) for (setting, label), found in grouped.items()]
 
 
+def with_result(runs: Sequence[Run]) -> list[Run]:
+    """Without those that failed, and those whose honest clients have nothing to be tested on."""
+    return [run for run in runs if not run.failure and run.honest]
+
+
 def _row(setting: str, label: str, runs: Sequence[Run], measures: Sequence[Measure]) -> Row:
-    good = [(run, run.fairness) for run in runs if not run.failure and run.honest]
+    good = [(run, run.fairness) for run in with_result(runs)]
     return Row(
         setting,
         label,
@@ -98,7 +104,7 @@ def table(found: Sequence[Row], width: int = 200) -> Group:
     parts: list[RenderableType] = []
     for setting in dict.fromkeys(row.setting for row in found):
         here = [row for row in found if row.setting == setting]
-        parts += [f"[bold]{setting}[/]"] if setting else []
+        parts += [Text(setting, "bold")] if setting else []
         for measures in _fitting(here, width):
             parts += [_table(here, measures), ""]
     return Group(*parts)
@@ -127,7 +133,7 @@ def _table(found: Sequence[Row], measures: Sequence[Measure]) -> Table:
         out.add_column(measure.heading, justify="right", no_wrap=True)
     for row in found:
         cells = [_cell(row, measure, found) for measure in measures]
-        out.add_row(row.label, str(len(row.seeds)) if row.seeds else "failed", *cells)
+        out.add_row(Text(row.label), str(len(row.seeds)) if row.seeds else "failed", *cells)
     return out
 
 

@@ -76,7 +76,7 @@ def read_table(path: Path) -> Table:
     """The columns by name; takes the published files and CSV with a header alike."""
     try:
         with open_plain(path) as file:
-            rows = list(csv.reader(io.TextIOWrapper(file, "utf-8"), skipinitialspace=True))
+            rows = list(csv.reader(io.TextIOWrapper(file, "utf-8-sig"), skipinitialspace=True))
     except UNREADABLE as error:
         raise BrokenDataset(f"cannot read {path}: {error}") from error
     # adult.test opens with a remark of one cell; both published files end with an empty line

@@ -20,7 +20,7 @@ import numpy as np
 from fairfleet.lab.datasets.base import Parts
 
 STATE = "sources.json"
-VERSION = 2  # of what an entry holds; raise it when a decoder changes
+VERSION = 3  # of what an entry holds; raise it when a decoder changes
 
 
 def cache_folder() -> Path:

@@ -51,9 +51,18 @@ class _Bytes:
 
     def __setstate__(self, state: Any) -> None:
         _version, shape, kind, by_column, content = state
-        if kind.code not in ("u1", "|u1") or not isinstance(content, bytes):
+        if kind.code not in ("u1", "|u1"):
             raise BrokenDataset(f"a CIFAR batch holds an array of {kind.code}, expected bytes (u1)")
+        if not isinstance(content, bytes | bytearray):
+            raise BrokenDataset(f"a CIFAR batch holds an array made of {type(content).__name__}, expected bytes (u1)")
         self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_column else "C")
+
+
+def _from_buffer(content: Any, kind: Any, shape: Any, order: Any) -> _Bytes:
+    """How numpy writes an array in protocol 5."""
+    array = _Bytes()
+    array.__setstate__((None, shape, kind, order == "F", content))
+    return array
 
 
 def _latin1(text: str, codec: str) -> bytes:
@@ -65,6 +74,8 @@ def _latin1(text: str, codec: str) -> bytes:
 STAND_INS: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _Bytes,
     ("numpy._core.multiarray", "_reconstruct"): _Bytes,
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
     ("numpy", "ndarray"): _Bytes,
     ("numpy", "dtype"): _Kind,
     ("_codecs", "encode"): _latin1,
@@ -120,6 +131,19 @@ def binary_batch(content: bytes, label_bytes: int, column: int) -> Pair:
     return rows[:, label_bytes:].reshape(-1, *IMAGE), rows[:, column]
 
 
+def npz_batch(path: Path) -> Pair:
+    """Images of an npz file: with their channels first or last, or flat as in a python batch, all red values first."""
+    x, y = read_pair(path)
+    match x.shape[1:]:
+        case (3, 32, 32):
+            return x, y
+        case (32, 32, 3):
+            return np.ascontiguousarray(np.moveaxis(x, 3, 1)), y
+        case (3072,):
+            return x.reshape(-1, *IMAGE), y
+    raise BrokenDataset(f"{path} has x of {x.shape}, expected n x 3 x 32 x 32, n x 32 x 32 x 3 or n x 3072")
+
+
 def _members(path: Path, names: Sequence[str]) -> list[bytes]:
     """The batches of these names, from a tar archive or from the folder it was extracted to."""
     try:
@@ -161,7 +185,7 @@ class Layout:
 def cifar10(folders: Sequence[Path]) -> Dataset:
     def npz(paths: Sequence[Path]) -> Parts:
         return cached(
-            "cifar10", paths, lambda: pooled([read_pair(path) for path in paths[:-1]], [read_pair(paths[-1])])
+            "cifar10", paths, lambda: pooled([npz_batch(path) for path in paths[:-1]], [npz_batch(paths[-1])])
         )
 
     batches = tuple(f"data_batch_{n}" for n in range(1, 6))
@@ -190,7 +214,7 @@ def cifar100(folders: Sequence[Path], labels: str = "fine") -> Dataset:
     name = f"cifar100-{labels}"
 
     def npz(paths: Sequence[Path]) -> Parts:
-        return cached(name, paths, lambda: pooled([read_pair(paths[0])], [read_pair(paths[1])]))
+        return cached(name, paths, lambda: pooled([npz_batch(paths[0])], [npz_batch(paths[1])]))
 
     python = Layout(
         ("cifar-100-python.tar.gz", "cifar-100-python"),

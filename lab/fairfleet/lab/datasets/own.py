@@ -1,24 +1,32 @@
 """One's own data: a folder with a subfolder of images for each class, an npz file, or a CSV file.
 
-* folder: `<class>/*.png` (or .jpg), or `train/<class>/…` and `test/<class>/…`; all images of one size.
-* npz: arrays `x` and `y`, and if there are any, `user` (whose each sample is) and `train_size`.
-* CSV: a header, numbers, and a column `label`; a column `user`, if there is one, names natural clients.
+* folder: `<class>/*.png` (or .jpg), or `train/<class>/…` and `test/<class>/…`; all images of one size. Of 16
+  bits the upper 8 are kept.
+* npz: arrays `x` and `y`, and if there are any, `user` (whose each sample is) and `train_size`. The labels `y` are the
+  classes from 0 to the highest; if they are far apart, as ids are, each that occurs is the name of a class instead.
+* CSV: a header, numbers, and a column `label`; a column `user`, if there is one, names natural clients. Each label that
+  occurs is the name of a class.
 """
 
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from fairfleet.common.errors import UsageError
+from fairfleet.common.errors import UsageError, short
 from fairfleet.lab.datasets.base import Array, BrokenDataset, Dataset, Labels, pooled
-from fairfleet.lab.datasets.files import UNREADABLE, read_npz
+from fairfleet.lab.datasets.files import UNREADABLE, read_npz, read_pair, read_samples
 
-SHORT_ROW = "(missing)"  # no number, so that it is found
 IMAGES = {".png", ".jpg", ".jpeg"}
+NEARLY_BLACK = 16  # of 256 shades: what is left of 12 bits that were stored as 16
+MANY_CLASSES = 1000  # up to here no label is too high, since a part of ImageNet may keep the labels of the whole
+FAR_APART = 10  # times as high as there are labels
+LONGEST_NUMBER = 18  # digits that surely fit 64 bits
 
 
 def own(path: Path) -> Dataset:
@@ -55,8 +63,18 @@ def _pixels(files: Sequence[Path]) -> Array:
                 f"{file} is an image of {image.shape}, but {files[0]} of {first.shape}: all must be of one size and "
                 "all grey or all coloured"
             )
-        stacked[place] = image
+        stacked[place] = _eight_bits(image)
+    if first.dtype == np.uint16 and stacked.max() < NEARLY_BLACK:
+        raise BrokenDataset(
+            f"{files[0]} and all beside it have 16 bits but use the darkest sixteenth of them at most, and would be "
+            "nearly black in 8 bits: stretch them to the full range, or save their numbers as an npz"
+        )
     return stacked
+
+
+def _eight_bits(image: Array) -> Array:
+    """The upper byte of 16 bits: so pillow itself reads coloured images of 16 bits."""
+    return image >> 8 if image.dtype == np.uint16 else image
 
 
 def _picture(file: Path) -> Array:
@@ -66,6 +84,8 @@ def _picture(file: Path) -> Array:
         raise UsageError("folders of images need pillow: pip install 'fairfleet[plots]'") from error
     try:
         with Image.open(file, formats=("PNG", "JPEG")) as image:
+            if image.mode in ("I;16", "I"):  # in these formats both are 16 bits of grey: "I" is older pillow's name
+                return np.asarray(image).astype(np.uint16)
             grey = image.mode in ("1", "L", "LA")
             pixels = np.asarray(image.convert("L" if grey else "RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -74,45 +94,126 @@ def _picture(file: Path) -> Array:
 
 
 def npz(path: Path) -> Dataset:
-    x, y = read_npz(path)
+    x, y = read_pair(path)
     with np.load(path, allow_pickle=False) as file:
         given = set(file.files)
-    user = read_npz(path, ["user"])[0] if "user" in given else None
-    train_size = int(read_npz(path, ["train_size"])[0]) if "train_size" in given else len(y)
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise BrokenDataset(f"{path} has y of {y.dtype} {y.shape}, expected whole numbers, one for each sample")
-    codes, names = (None, ()) if user is None else coded(user)
-    return Dataset(path.stem, x, y.astype(np.int64), train_size, _classes(y), user=codes, user_names=names)
+    user, user_names = _users(path) if "user" in given else (None, ())
+    train_size = _train_size(path) if "train_size" in given else len(y)
+    labels, classes, class_names = _classes(y)
+    return Dataset(path.stem, x, labels, train_size, classes, user, user_names, class_names)
+
+
+def _users(path: Path) -> tuple[Labels, tuple[str, ...]]:
+    _, user = read_samples(path, ("y", "user"))
+    if user.ndim != 1:
+        raise BrokenDataset(f"{path} has user of {user.shape}, expected one name or number for each sample")
+    return coded(user)
+
+
+def _train_size(path: Path) -> int:
+    (size,) = read_npz(path, ["train_size"])
+    if size.size != 1 or size.dtype.kind not in "iu":
+        raise BrokenDataset(
+            f"{path} has train_size of {size.dtype} {size.shape}, expected one whole number: "
+            "how many samples, from the first on, are for training"
+        )
+    return int(size.item())
+
+
+def _classes(y: Array) -> tuple[Labels, int, tuple[str, ...]]:
+    """Labels, how many classes there are, and their names if the labels are far apart.
+
+    Labels are the numbers of classes, so that there is a class for each up to the highest, whether it occurs or not.
+    Ids or hashes would ask for millions that way: where the highest label is 1000 or more, and at least ten times as
+    high as there are different labels, they are coded like names. Labels below 0 are left for `Dataset` to refuse.
+    """
+    highest = int(y.max(initial=0))
+    if highest < MANY_CLASSES or highest < FAR_APART * len(np.unique(y)) or y.min() < 0:
+        return y.astype(np.int64), highest + 1, ()
+    labels, names = coded(y)
+    return labels, len(names), names
+
+
+class Row(NamedTuple):
+    line: int  # of the file, where a row in several lines ends
+    cells: list[str]
 
 
 def table(path: Path) -> Dataset:
+    header, rows = _rows(path)
+    labels, class_names = _names(path, header, rows, "label")
+    user, user_names = _names(path, header, rows, "user") if "user" in header else (None, ())
+    x = _numbers(path, header, rows)
+    return Dataset(path.stem, x, labels, len(labels), len(class_names), user, user_names, class_names)
+
+
+def _rows(path: Path) -> tuple[list[str], list[Row]]:
+    """The names of the columns, and rows of as many cells."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file, restval=SHORT_ROW))
-        labels, class_names = coded(np.array([row.pop("label") for row in rows]))
-        owners = [row.pop("user") for row in rows] if rows and "user" in rows[0] else None
-        x = np.array([list(row.values()) for row in rows], np.float32)
-    except KeyError:
-        raise BrokenDataset(f"{path} has no column named label") from None
-    except (*UNREADABLE, TypeError) as error:
-        raise BrokenDataset(f"cannot read {path} as a table of numbers: {error}") from error
-    users, names = (None, ()) if owners is None else coded(np.array(owners))
-    return Dataset(path.stem, x, labels, len(labels), len(class_names), users, names, class_names)
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin their files with a mark
+            reader = csv.reader(file)
+            header = next(reader, [])
+            rows = [Row(reader.line_num, cells) for cells in reader if cells]
+    except UNREADABLE as error:
+        raise BrokenDataset(f"cannot read {path} as CSV in UTF-8: {error}") from error
+    name, count = Counter(header).most_common(1)[0] if header else ("", 0)
+    if count > 1:
+        raise BrokenDataset(f"{path} has {count} columns named {short(repr(name))}: rename or leave out all but one")
+    if "label" not in header:
+        found = short(", ".join(map(repr, header))) or "an empty line"
+        raise BrokenDataset(
+            f"{path} has no column named label, only {found}: its first line must name the columns, with commas "
+            "between them"
+        )
+    if not rows:
+        raise BrokenDataset(f"{path} has no rows below its header")
+    if odd := next((row for row in rows if len(row.cells) != len(header)), None):
+        cells = "1 cell" if len(odd.cells) == 1 else f"{len(odd.cells)} cells"
+        raise BrokenDataset(f"{path} has {cells} in line {odd.line}, expected {len(header)} as in its header")
+    return header, rows
+
+
+def _names(path: Path, header: Sequence[str], rows: Sequence[Row], column: str) -> tuple[Labels, tuple[str, ...]]:
+    """This column coded; a cell that is empty would be a class or a client that nobody meant."""
+    place = header.index(column)
+    if empty := next((row for row in rows if not row.cells[place].strip()), None):
+        raise BrokenDataset(f"{path} has no {column} in line {empty.line}: fill it in, or leave the row out")
+    return coded(np.array([row.cells[place] for row in rows]))
+
+
+def _numbers(path: Path, header: Sequence[str], rows: Sequence[Row]) -> Array:
+    """All the other columns."""
+    places = [place for place, name in enumerate(header) if name not in ("label", "user")]
+    if not places:
+        raise BrokenDataset(f"{path} has no column of numbers beside {' and '.join(header)}")
+    try:
+        return np.array([[row.cells[place] for place in places] for row in rows], np.float32)
+    except ValueError:
+        row, place = next((row, place) for row in rows for place in places if not _is_number(row.cells[place]))
+        raise BrokenDataset(
+            f"{path} has {short(repr(row.cells[place]))} in line {row.line}, column {short(repr(header[place]))}, "
+            "expected a number: mend it, or leave the row or the column out"
+        ) from None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        np.array([text], np.float32)
+    except ValueError:
+        return False
+    return True
 
 
 def coded(values: Array) -> tuple[Labels, tuple[str, ...]]:
     """Numbers from 0 for values of any kind, whole numbers in their order, and what each stands for."""
-    order = values.astype(np.int64) if _all_whole(values) else values
+    order = values.astype(np.int64) if _are_numerals(values) else values
     names, codes = np.unique(order, return_inverse=True)
     return codes.astype(np.int64), tuple(str(name) for name in names)
 
 
-def _all_whole(values: Array) -> bool:
-    return values.dtype.kind in "iu" or all(str(value).isdecimal() for value in values)
-
-
-def _classes(y: Array) -> int:
-    return int(y.max()) + 1 if len(y) else 0
+def _are_numerals(values: Array) -> bool:
+    """Longer ones, such as hashes, stay text."""
+    return values.dtype.kind == "U" and all(value.isdecimal() and len(value) <= LONGEST_NUMBER for value in values)
 
 
 READERS = {".npz": npz, ".csv": table}
