@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairfleet.common.errors import BadSettings, UsageError
+from fairfleet.common.errors import UsageError
 from fairfleet.common.settings import read_model
 from fairfleet.lab import options, runs, simulating
 from fairfleet.lab.comparing import check_flags
@@ -85,12 +85,6 @@ def test_a_run_on_ones_own_file_is_run_again_once_the_file_has_changed(tmp_path:
 def test_a_model_that_cannot_take_the_data_is_refused_with_the_mend() -> None:
     with pytest.raises(UsageError, match="preprocessing=plain"):
         federation(Experiment(model="char-lstm:95", data="digits", partition="iid", clients=4), None)
-
-
-@pytest.mark.parametrize("fields", [{"rule": "ditto"}, {"plan": {"personal_lambda": 0.1}}])
-def test_personal_models_are_refused_instead_of_left_out(fields: dict[str, Any]) -> None:
-    with pytest.raises(BadSettings, match="over the network only"):
-        read_model(Experiment, None, fields)
 
 
 @pytest.mark.parametrize(

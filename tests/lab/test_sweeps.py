@@ -194,7 +194,9 @@ def test_lines_are_drawn_over_the_rounds_that_all_seeds_have() -> None:
     assert json.dumps(line.rounds)
 
 
-@pytest.mark.parametrize("rule", ["fedfv,tau=3", "fedlf", "adafedadam", "afl,lr_lambda=0.5", "fedfa,gamma=0.5"])
+@pytest.mark.parametrize(
+    "rule", ["fedfv,tau=3", "fedlf", "adafedadam", "afl,lr_lambda=0.5", "fedfa,gamma=0.5", "ditto"]
+)
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_bits(
     rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +218,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_bits(
     assert began[0] == 9  # the eighth was done, and between two evaluations
     assert found.accuracy == expected.accuracy
     assert found.losses == expected.losses
+    assert found.personal == expected.personal
     assert found.points == expected.points
     assert not whole.exists()
 

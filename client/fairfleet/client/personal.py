@@ -26,9 +26,7 @@ class Personal:
     ) -> None:
         """One training of the personal model, from where it was, with the received model as its anchor."""
         model = self._find(received)
-        near = plan.model_copy(update={"proximal_mu": plan.personal_lambda, "personal_lambda": 0.0})
-        trained = task.train(model.named(), Job(near, progress=progress, anchor=received.named(), enough=enough))
-        model.assign(trained.arrays)
+        train_personal(task, model, received, plan, progress, enough)
         beside = self._path.with_suffix(".new")
         model.save(beside)
         os.replace(beside, self._path)
@@ -52,6 +50,25 @@ class Personal:
                     return model
             except UsageError:
                 pass  # damaged: it begins anew
-        model = Model.empty(received.signature)
-        model.assign(received.named())
-        return model
+        return first_personal(received)
+
+
+def first_personal(received: Model) -> Model:
+    """Where a client's personal model begins: at the first model that it receives."""
+    model = Model.empty(received.signature)
+    model.assign(received.named())
+    return model
+
+
+def train_personal(
+    task: Task,
+    model: Model,
+    received: Model,
+    plan: Plan,
+    progress: Progress = lambda done, planned, loss: None,
+    enough: Callable[[], bool] = lambda: False,
+) -> None:
+    """Changes the model, which is the client's own, with the received one as its anchor."""
+    near = plan.model_copy(update={"proximal_mu": plan.personal_lambda, "personal_lambda": 0.0})
+    trained = task.train(model.named(), Job(near, progress=progress, anchor=received.named(), enough=enough))
+    model.assign(trained.arrays)

@@ -16,6 +16,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from fairfleet.common.tensors import Model
 from fairfleet.lab.simulation import Simulation
 from fairfleet.server.admission import Watched
 from fairfleet.server.aggregation import ServerState
@@ -47,8 +48,11 @@ def save(path: Path, simulation: Simulation, books: Mapping[str, str]) -> None:
     arrays |= {f"carried.{client}": values for client, values in simulation.coding.carried.items()}
     if simulation.average.total is not None:
         arrays["average"] = simulation.average.total
-    model = simulation.model
-    arrays |= {"parameters": model.parameters, "buffers": model.buffers, "counters": model.counters}
+    arrays |= _model_arrays("", simulation.model)
+    own = simulation.personal.models if simulation.personal else {}
+    facts["personal"] = list(own)
+    for client, model in own.items():
+        arrays |= _model_arrays(f"personal.{client}.", model)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".new")
     with beside.open("wb") as file:
@@ -62,9 +66,7 @@ def restore(path: Path, simulation: Simulation) -> dict[str, str] | None:
         with np.load(path, allow_pickle=False) as file:
             facts, arrays = json.loads(str(file["facts"])), {name: file[name] for name in file.files if name != "facts"}
         books: dict[str, str] = facts["books"]
-        model = simulation.model
-        model.parameters[:], model.buffers[:] = arrays["parameters"], arrays["buffers"]
-        model.counters[:] = arrays["counters"]
+        _fill(simulation.model, arrays, "")
     except UNREADABLE:
         return None
     memory = facts["server"]["rule"]
@@ -78,8 +80,22 @@ def restore(path: Path, simulation: Simulation) -> dict[str, str] | None:
     simulation.past = [(PastRow(**past), rows[past["client"]]) for past in facts["past"]]
     simulation.last_reports = {client: (number, loss) for client, (number, loss) in facts["last_reports"].items()}
     simulation.watched = Watched.load(facts["watched"])
+    if simulation.personal:
+        for client in facts["personal"]:
+            simulation.personal.models[client] = Model.empty(simulation.model.signature)
+            _fill(simulation.personal.models[client], arrays, f"personal.{client}.")
     simulation.done = facts["done"]
     return books
+
+
+def _model_arrays(prefix: str, model: Model) -> dict[str, Any]:
+    parts = {"parameters": model.parameters, "buffers": model.buffers, "counters": model.counters}
+    return {f"{prefix}{name}": part for name, part in parts.items()}
+
+
+def _fill(model: Model, arrays: Mapping[str, Any], prefix: str) -> None:
+    for name, part in _model_arrays(prefix, model).items():
+        part[:] = arrays[name]
 
 
 def _with_prefix(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -97,6 +97,7 @@ class Served(NamedTuple):
 
     accuracy: NDArray[np.float64]
     loss: NDArray[np.float64]
+    personal: NDArray[np.float64] | None = None  # accuracy of each client's personal model, where the plan has such
 
 
 class Trainer(Protocol):

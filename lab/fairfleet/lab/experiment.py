@@ -25,7 +25,7 @@ from fairfleet.lab.clients import ClientData
 from fairfleet.lab.datasets.base import Dataset
 from fairfleet.lab.datasets.preprocessing import Preprocessing, preprocessing
 from fairfleet.lab.datasets.registry import load, state_of_own
-from fairfleet.lab.federation import Engine, Federation, plan_of
+from fairfleet.lab.federation import Engine, Federation
 from fairfleet.lab.partitions import Indices, Partition, Split, check_shares, partition, split_all, split_as_published
 from fairfleet.server.admission import Admission
 from fairfleet.server.privacy import PrivacySettings, refusal
@@ -121,15 +121,6 @@ class Experiment(BaseModel):
             tries_steps = self.verification is not None or made.rule.needs().line_search
             if why := refusal(self.privacy, made, tries_steps, self.selection, self.admission):
                 raise ValueError(why)
-        return self
-
-    @model_validator(mode="after")
-    def _without_personal_models(self) -> Experiment:
-        if plan_of(self.plan, self.recipe()).personal_lambda:
-            raise ValueError(
-                "Ditto's personal models are trained by clients over the network only; simulated, its shared model is "
-                "that of fedavg: use that rule, and no plan.personal_lambda"
-            )
         return self
 
     def key(self) -> str:

@@ -57,6 +57,7 @@ class Run(BaseModel):
     training_seconds: float
     accuracy: tuple[float | None, ...] = ()  # of each client in the order of names, at the end
     losses: tuple[float | None, ...] = ()
+    personal: tuple[float | None, ...] = ()  # accuracies of Ditto's personal models
     tested: tuple[int, ...] = ()  # on so many samples each
     parameters: int = 0  # of the model; 0: recorded before they were counted
     dishonest: tuple[int, ...] = ()  # places of attackers among them
@@ -69,8 +70,16 @@ class Run(BaseModel):
     @property
     def honest(self) -> list[float]:
         """The accuracies that count: of clients with test samples that do not cheat."""
+        return self._of_honest(self.accuracy)
+
+    @property
+    def honest_personal(self) -> list[float]:
+        """The same of personal models, where there are any."""
+        return self._of_honest(self.personal)
+
+    def _of_honest(self, values: tuple[float | None, ...]) -> list[float]:
         cheats = set(self.dishonest)
-        return [value for at, value in enumerate(self.accuracy) if value is not None and at not in cheats]
+        return [value for at, value in enumerate(values) if value is not None and at not in cheats]
 
     @property
     def fairness(self) -> Fairness:

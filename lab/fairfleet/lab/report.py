@@ -129,11 +129,13 @@ def _embedded(figure: go.Figure) -> str:
 
 
 def _table(runs: Sequence[Run]) -> str:
-    headings = "".join(f"<th>{html.escape(m.heading)}</th>" for m in tables.MEASURES)
+    rows = tables.rows(runs)
+    measures = tables.shown(rows)
+    headings = "".join(f"<th>{html.escape(m.heading)}</th>" for m in measures)
     lines = [
         f"<tr><td>{html.escape(row.label)}</td><td>{len(row.seeds) or 'failed'}</td>"
-        + "".join(f"<td>{row.measures[m.name].words(m.digits, len(row.seeds))}</td>" for m in tables.MEASURES)
+        + "".join(f"<td>{row.measures[m.name].words(m.digits, len(row.seeds))}</td>" for m in measures)
         + f"<td>{row.seconds:.1f}</td></tr>"
-        for row in tables.rows(runs)
+        for row in rows
     ]
     return f"<table><tr><th>rule</th><th>seeds</th>{headings}<th>seconds a run</th></tr>{''.join(lines)}</table>"

@@ -122,6 +122,7 @@ class Running:
             training_seconds=round(self._before.training + simulation.seconds.training, 3),
             accuracy=_shortened(served.accuracy) if served else (),
             losses=_shortened(served.loss) if served else (),
+            personal=_shortened(served.personal) if served and served.personal is not None else (),
             tested=tuple(len(y) for y in simulation.data.test.y),
             parameters=len(simulation.model.parameters),
             dishonest=tuple(self.dishonest),
@@ -156,8 +157,9 @@ class Recorder:
         self.points, self.done, self.admission = list(before.points), before.rounds, dict(before.admission)
         self.since = since
         if before.accuracy:
-            accuracy, loss = (np.array(values, np.float64) for values in (before.accuracy, before.losses))
-            self.served = Served(accuracy, loss)
+            kept = (before.accuracy, before.losses, before.personal)
+            accuracy, loss, personal = (np.array(values, np.float64) for values in kept)
+            self.served = Served(accuracy, loss, personal if len(personal) else None)
 
     def take(self, told: RoundTold) -> None:
         self.done += 1

@@ -19,16 +19,26 @@ from fairfleet.common.tensors import Model, Section
 from fairfleet.lab.cohort import FleetData, Measured, Rows, Served, Wanted, Work
 
 Pair = tuple[Tensor, Tensor]
+MakeTask = Callable[[Pair, Pair | None], TorchTask]
+
+
+def client_tasks(build: Callable[[], nn.Module], data: FleetData) -> tuple[list[TorchTask], MakeTask]:
+    """Every client's task, and a maker of others that take turns in the same module."""
+    with torch.random.fork_rng(devices=[]):
+        module = build()
+
+    def task(train: Pair, test: Pair | None) -> TorchTask:
+        return TorchTask(lambda: module, train=train, test=test, loss=cross_entropy, device="cpu")
+
+    clients = range(len(data.names))
+    tests = [data.test.of(client) if data.test.count(client) else None for client in clients]
+    return [task(data.train.of(client), test) for client, test in zip(clients, tests, strict=True)], task
 
 
 class SequentialTrainer:
     def __init__(self, build: Callable[[], nn.Module], data: FleetData, threads: int) -> None:
         self.data = data
-        with torch.random.fork_rng(devices=[]):
-            self._module = build()
-        clients = range(len(data.names))
-        tests = [data.test.of(client) if data.test.count(client) else None for client in clients]
-        self._tasks = [self._task(data.train.of(client), test) for client, test in zip(clients, tests, strict=True)]
+        self._tasks, self._task = client_tasks(build, data)
         self._states: list[Model] = []
         self._threads = torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -54,9 +64,6 @@ class SequentialTrainer:
             (one.accuracy, one.loss) if (one := found.get(id(task))) else (math.nan, math.nan) for task in self._tasks
         ]
         return Served(*np.array(pairs, dtype=np.float64).T)
-
-    def _task(self, train: Pair, test: Pair | None) -> TorchTask:
-        return TorchTask(lambda: self._module, train=train, test=test, loss=cross_entropy, device="cpu")
 
     def _train(self, model: Model, work: Work, wanted: Wanted, row: Rows) -> Measured:
         trained = self._tasks[work.client].train(model.named(), Job(work.plan, wanted.gradient_norm))

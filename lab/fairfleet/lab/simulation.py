@@ -24,6 +24,7 @@ from fairfleet.lab.behaviour import Conduct
 from fairfleet.lab.coding import Coded, Coding
 from fairfleet.lab.cohort import FleetData, Measured, Served, Trainer, Wanted, Work
 from fairfleet.lab.federation import Federation, RoundTold, initial_model, plan_of, trainer_for
+from fairfleet.lab.personal import PersonalModels
 from fairfleet.lab.private import Private
 from fairfleet.lab.shelves import shelf_for
 from fairfleet.lab.verified import take_verified, wanted_trials
@@ -63,6 +64,7 @@ class Simulation:
         self._private = self._privacy()
         self._layers = layer_sizes(self.model.signature)
         self._number = {name: number for number, name in enumerate(data.names)}
+        self.personal = PersonalModels(federation.model, self.data) if self.plan.personal_lambda else None
         self.done = 0  # rounds
         self.state = ServerState()
         self.first_losses: dict[str, float] = {}
@@ -127,6 +129,8 @@ class Simulation:
         updates = rows[: len(here)]
         measured = trainer.train(self.model, work, self._wanted, updates)
         self._check(number, here, measured)
+        if self.personal:
+            self.personal.train(self.model, work)
         for row, client, one in zip(updates, here, work, strict=True):
             if self._private:
                 self._private.send(row, self.model.parameters, one.client, number)
@@ -214,6 +218,8 @@ class Simulation:
         if not np.isfinite(self.model.parameters).all():
             raise TaskFailed(f"in round {self.done} the model got values that are no numbers: {DIVERGED}")
         served = trainer.evaluate(self.judged_model())
+        if self.personal:
+            served = served._replace(personal=self.personal.accuracy())
         after = trainer.losses(self.model, [self._number[client] for client in here])
         falls = [now < one.loss for now, one in zip(after, measured, strict=True)]
         self.seconds.evaluation += time.perf_counter() - began

@@ -40,7 +40,15 @@ MEASURES = (
 )
 
 
-SPENT = Measure("epsilon", "ε", lambda run, f: math.nan if run.epsilon is None else run.epsilon, better=-1)
+def _personal(name: str) -> Callable[[Run, Fairness], float]:
+    return lambda run, f: 100 * float(getattr(Fairness.of(run.honest_personal), name)) if run.personal else math.nan
+
+
+SOMETIMES = (  # shown where a run has them
+    Measure("personal_average", "personal", _personal("mean")),
+    Measure("personal_worst_5", "its worst 5 %", _personal("worst_5")),
+    Measure("epsilon", "ε", lambda run, f: math.nan if run.epsilon is None else run.epsilon, better=-1),
+)
 
 
 class Spread(NamedTuple):
@@ -78,7 +86,8 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     for run in runs:
         if run.complete:
             grouped.setdefault((run.setting, run.label), []).append(run)
-    measures = (*MEASURES, SPENT) if any(run.epsilon is not None for run in runs) else MEASURES
+    rare = [one for one in SOMETIMES if any(math.isfinite(one.of(run, run.fairness)) for run in with_result(runs))]
+    measures = (*MEASURES, *rare)
     return [_row(setting, label, found, measures) for (setting, label), found in grouped.items()]
 
 
@@ -110,11 +119,16 @@ def table(found: Sequence[Row], width: int = 200) -> Group:
     return Group(*parts)
 
 
+def shown(found: Sequence[Row]) -> list[Measure]:
+    """The measures that these rows have."""
+    return [measure for measure in (*MEASURES, *SOMETIMES) if any(measure.name in row.measures for row in found)]
+
+
 def _fitting(found: Sequence[Row], width: int) -> Iterator[list[Measure]]:
     """The measures in groups whose columns fit beside the rules' names."""
     room = width - max(len(row.label) for row in found) - len("  seeds  ")
     group, used = list[Measure](), 0
-    for measure in (*MEASURES, *([SPENT] if any(SPENT.name in row.measures for row in found) else [])):
+    for measure in shown(found):
         words = [row.measures[measure.name].words(measure.digits, len(row.seeds)) for row in found]
         takes = max(map(len, [measure.heading, *words])) + 2
         if group and used + takes > room:
