@@ -161,8 +161,8 @@ TABLE_1 = Reproduction(
         "rate 0.05 lower still (0.696 and 0.506): the published 0.815 and 0.750 are not what it gives with these rates "
         "of the paper's grid. Ours with a server rate that falls like the clients' and weights by samples, as theirs "
         "has them, ends at 0.760 and 0.241, and at 0.680 and 0.408; with a steady rate, as FedFV's tables have it, a "
-        "little higher at Pat-2. At Dir(0.1) the authors' program agrees with the published line (0.817 and 0.141; published "
-        "0.809 and 0.161), and ours with a falling rate or one batch a round is near both (0.830; 0.827).",
+        "little higher at Pat-2. At Dir(0.1) the authors' program agrees with the published line (0.817 and 0.141; "
+        "published 0.809 and 0.161), and ours with a falling rate or one batch a round is near both (0.830; 0.827).",
         "FedMDFG takes one full-gradient step a round, like FedLF, and then its line search, as in the authors' code. "
         "It agrees, but for fair at Pat-2, where ours is fairer, and its worst clients are 0.01 better off than "
         "FedLF's, where the paper has them 0.03 to 0.09 worse. The authors' copy cannot tell us more: in the released "
