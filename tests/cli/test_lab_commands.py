@@ -99,7 +99,8 @@ def test_ctrl_c_ends_a_comparison_and_keeps_what_was_done(tmp_path: Path) -> Non
         [*PROGRAM, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        until((tmp_path / "out" / "runs.jsonl").exists, "the first run to end")
+        records = tmp_path / "out" / "runs.jsonl"
+        until(lambda: records.exists() and "\n" in records.read_text(), "the first run to end")
         process.send_signal(signal.SIGINT)
         shown, said = process.communicate(timeout=60)
     finally:

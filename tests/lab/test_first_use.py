@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fairfleet.common.errors import UsageError
+from fairfleet.common.plan import Plan
 from fairfleet.common.settings import read_model
 from fairfleet.lab import options, runs, simulating
 from fairfleet.lab.comparing import check_flags
@@ -48,6 +49,12 @@ def test_a_plan_that_says_one_thing_leaves_the_others_as_they_are(
     assert Experiment.model_validate_json(made_of.model_dump_json(exclude_defaults=True)) == made_of
 
 
+def test_a_plan_from_python_without_a_length_is_one_epoch_also_when_it_is_read_again() -> None:
+    one = Experiment(plan=Plan(learning_rate=0.05))
+    assert one.plan.epochs == 1
+    assert Experiment.model_validate_json(one.model_dump_json(exclude_defaults=True)) == one
+
+
 def test_a_flag_for_the_data_leaves_the_files_model_and_split_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("model: mlp:32\nsplit: [0.7, 0.3]\n")
     flags = options.experiment_flags("digits", "iid", 4, None, None, None, None)
@@ -62,6 +69,14 @@ def test_data_without_a_published_test_part_are_split_80_to_20_unless_the_publis
     assert shares == pytest.approx([0.2] * 4, abs=0.01)
     with pytest.raises(UsageError, match="no published test part"):
         federation(wanted.model_copy(update={"split": "published"}), None)
+
+
+def test_only_natural_clients_are_split_as_published_unless_it_is_asked_for(tmp_path: Path) -> None:
+    labels = np.arange(90) % 3
+    np.savez(tmp_path / "mine.npz", x=np.zeros((90, 2), np.float32), y=labels, user=labels, train_size=60)
+    for partition, clients, tested in (("user", None, [10, 10, 10]), ("shards:1", 3, [6, 6, 6])):
+        wanted = Experiment(data=str(tmp_path / "mine.npz"), partition=partition, clients=clients)
+        assert [len(one.test_y) for one in federation(wanted, None).clients] == tested
 
 
 def own_data(path: Path, seed: int) -> Path:
@@ -80,6 +95,29 @@ def test_a_run_on_ones_own_file_is_run_again_once_the_file_has_changed(tmp_path:
     os.utime(path, ns=(1, 1))
     [second] = run_sweep(planned, ledger, Means(), None)
     assert second.key != first.key
+    assert second.losses != first.losses
+
+
+def test_a_run_is_recorded_for_the_data_that_it_began_with(tmp_path: Path) -> None:
+    path = own_data(tmp_path / "mine.npz", 0)
+    wanted = Experiment.model_validate(SMALL | {"data": str(path), "partition": "iid", "clients": 3})
+    key = wanted.key()
+    found = run(wanted, progress=lambda done, planned: own_data(path, 1) and None)
+    assert found.key == key != wanted.key()
+
+
+def test_records_beside_ones_own_images_are_no_part_of_the_data(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        for number in range(6):
+            image.new("L", (4, 4), 20 * number).save(tmp_path / label / f"{number}.png")
+    wanted = Experiment.model_validate(SMALL | {"data": str(tmp_path), "partition": "iid", "clients": 2})
+    planned, ledger = [Planned("mine", "", wanted)], Ledger(tmp_path / "runs.jsonl")
+    [found] = run_sweep(planned, ledger, Means(), None)
+    assert run_sweep(planned, ledger, Means(), None) == [found]
+    image.new("L", (4, 4), 7).save(tmp_path / "a" / "more.png")
+    assert wanted.key() != found.key
 
 
 def test_a_model_that_cannot_take_the_data_is_refused_with_the_mend() -> None:
@@ -150,6 +188,9 @@ def test_a_flag_that_would_do_nothing_is_refused() -> None:
             check_flags(sweep, [path])
     with pytest.raises(UsageError, match="--seeds"):
         check_flags(sweep, ["seed"])
+    check_flags(sweep, ["codec"])
+    with pytest.raises(UsageError, match="--codec"):
+        check_flags(sweep.model_copy(update={"codecs": ("raw32",)}), ["codec"])
 
 
 def test_more_seeds_than_there_are_is_told() -> None:

@@ -10,9 +10,9 @@ import pytest
 from fairfleet.common.errors import UsageError
 from fairfleet.lab.records import Ledger, Run
 from fairfleet.lab.reproductions import LETTERS, REPRODUCTIONS, reproduction
-from fairfleet.lab.reproductions.authors import authors_label, authors_ledger
+from fairfleet.lab.reproductions.authors import authors_label, authors_ledger, authors_runs
 from fairfleet.lab.reproductions.base import Reproduction, above, pooled
-from fairfleet.lab.results_page import write_page
+from fairfleet.lab.results_page import recorded, section, write_page
 from tests.lab.test_sweeps import made
 
 EACH = pytest.mark.parametrize("one", REPRODUCTIONS.values(), ids=REPRODUCTIONS)
@@ -135,3 +135,13 @@ def test_the_page_shows_runs_of_the_authors_code_in_a_table_of_their_own(tmp_pat
     assert "| Pat-2 | FedFV | 1 | 0.850 (0.853) |" in first
     assert "FedFV, authors' code" not in first
     assert "| Pat-2 | FedFV, authors' code | 2 | 0.820 ± 0.028 (0.853) |" in second
+
+
+RESULTS, PAGE = Path(__file__).parents[2] / "results", Path(__file__).parents[2] / "docs" / "results.md"
+
+
+@EACH
+def test_the_committed_page_says_what_records_and_notes_say(one: Reproduction) -> None:
+    lines = PAGE.read_text().splitlines()
+    told = "\n".join(section(one, recorded(one, RESULTS), authors_runs(one.name, RESULTS), None)).splitlines()
+    assert [line for line in told if line not in lines] == []

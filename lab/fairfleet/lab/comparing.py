@@ -47,6 +47,8 @@ def check_flags(sweep: Sweep, paths: Sequence[str]) -> None:
     for path in paths:
         if path == "seed":
             raise UsageError("seed is given, but a comparison runs several: give --seeds, or seeds in the YAML file")
+        if path == "codec" and sweep.codecs:
+            raise UsageError("codec is given, but the sweep has codecs of its own: give --codec instead")
         if own := [one.label for one in (*sweep.rules, *sweep.settings) if says(one.changes, path)]:
             raise UsageError(f"{path} is given, but the sweep's {', '.join(own)} say it themselves; change it there")
 

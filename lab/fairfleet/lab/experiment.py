@@ -49,7 +49,7 @@ class Experiment(BaseModel):
     partition: str = "user"
     clients: PositiveInt | None = Field(default=None, description="None: as many as the data say")
     split: tuple[float, ...] | Literal["published"] | None = Field(
-        default=None, description="train, test, validation; None: as published, or 80/20 where nothing was"
+        default=None, description="train, test, validation; None: natural clients as published, others 80/20"
     )
     train_share: float = Field(default=1.0, gt=0, le=1, description="of each client's training samples; others unused")
     data_seed: NonNegativeInt | None = Field(default=None, description="of partition and split; None: the seed")
@@ -92,6 +92,8 @@ class Experiment(BaseModel):
     @classmethod
     def _whole_plan(cls, given: Any) -> Any:
         """What a plan leaves open is as in the default; epochs take the place of its steps."""
+        if isinstance(given, Plan):
+            return given if given.epochs or given.steps else given.model_copy(update={"epochs": 1})
         if not isinstance(given, Mapping):
             return given
         lengths = [given[name] for name in ("epochs", "steps") if name in given]
@@ -153,7 +155,7 @@ def _taken_apart(text: str) -> tuple[str, dict[str, str]]:
 
 
 def federation(experiment: Experiment, data_dir: Path | None, engine: Engine = "auto", workers: int = 0) -> Federation:
-    whole = load_once(experiment.data, data_dir)
+    whole = load_once(experiment.data, data_dir, state_of_own(experiment.data))
     dataset = _chosen(experiment, whole)
     clients = fleet(experiment, dataset, preprocessing(experiment.preprocessing, whole))
     shape, seed = clients[0].train_x.shape[1:], experiment.seed
@@ -220,14 +222,16 @@ def _chosen(experiment: Experiment, whole: Dataset) -> Dataset:
 
 
 @lru_cache(maxsize=2)
-def load_once(name: str, data_dir: Path | None) -> Dataset:
-    """A sweep reads its data once."""
+def load_once(name: str, data_dir: Path | None, state: str) -> Dataset:
+    """A sweep reads its data once, and again when they have changed."""
     return load(name, data_dir)
 
 
 def _split(experiment: Experiment, dataset: Dataset, parts: Sequence[Indices], seed: int) -> list[Split]:
     has_test_part = dataset.train_size < len(dataset)
-    shares = experiment.split or ("published" if has_test_part else USUAL_SPLIT)
+    # other partitions may cut a class in the order of the file: its test part would be with a few of the clients
+    natural = experiment.partition.startswith("user")
+    shares = experiment.split or ("published" if has_test_part and natural else USUAL_SPLIT)
     if shares != "published":
         return split_all(parts, shares, seed)
     if not has_test_part:

@@ -28,13 +28,17 @@ class PersonalModels:
                 self.models[client] = first_personal(received)
             train_personal(self._tasks[client], self.models[client], received, plan)
 
-    def accuracy(self) -> NDArray[np.float64]:
-        """Of every client, on its own test data; NaN where there is no model, or nothing to test it on."""
-        return np.array([self._accuracy(client) for client in range(len(self._tasks))])
+    def accuracy(self, shared: Model) -> NDArray[np.float64]:
+        """Of every client, on its own test data; NaN where there are none.
 
-    def _accuracy(self, client: int) -> float:
-        task, model = self._tasks[client], self.models.get(client)
-        if model is None or not task.test_samples:
+        Whoever has not taken part yet is judged by the shared model, where its own would begin: figures of shared and
+        personal models are over the same clients.
+        """
+        return np.array([self._accuracy(client, shared) for client in range(len(self._tasks))])
+
+    def _accuracy(self, client: int, shared: Model) -> float:
+        task = self._tasks[client]
+        if not task.test_samples:
             return math.nan
-        found = task.evaluate(model.named()).accuracy
+        found = task.evaluate(self.models.get(client, shared).named()).accuracy
         return math.nan if found is None else found

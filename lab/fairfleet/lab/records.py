@@ -108,12 +108,9 @@ class Ledger:
 
     def prepare(self) -> None:
         """Before hours of work: whether its result can be written."""
-        is_new = not self.path.exists()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.open("ab").close()
-            if is_new:
-                self.path.unlink()
         except OSError as error:
             raise UsageError(
                 f"runs cannot be recorded in {self.path}: {error.strerror}; choose another place"

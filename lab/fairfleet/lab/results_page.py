@@ -37,12 +37,15 @@ def write_page(path: Path, results: Path) -> str:
         raise UsageError(f"there are no records in {results}: nothing is written; --results says where they are")
     sections, pictures = [OPENING], path.parent / "images"
     for one in REPRODUCTIONS.values():
-        runs = [
-            run for run in finished(list(one.sweep.planned()), Ledger(results / f"{one.name}.jsonl")) if run.complete
-        ]
+        runs = recorded(one, results)
         sections.append("\n".join(section(one, runs, authors_runs(one.name, results), pictures if runs else None)))
     path.write_text("\n".join(sections), encoding="utf-8")
     return f"{path}: {len(REPRODUCTIONS)} tables"
+
+
+def recorded(one: Reproduction, results: Path) -> list[Run]:
+    found = finished(list(one.sweep.planned()), Ledger(results / f"{one.name}.jsonl"))
+    return [run for run in found if run.complete]
 
 
 def section(one: Reproduction, runs: Sequence[Run], theirs: Sequence[Run], pictures: Path | None) -> Iterator[str]:

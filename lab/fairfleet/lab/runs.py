@@ -50,9 +50,10 @@ def run(
 
     With a checkpoint it goes on from there, if the file is there, and writes it from time to time.
     """
+    key = experiment.key()  # of the data as they are now, whatever becomes of their files
     simulation = Simulation(federation(experiment, data_dir, engine, workers))
     check_judges(simulation)
-    running = Running(experiment, simulation, names or Names(experiment.rule), checkpoint)
+    running = Running(experiment, key, simulation, names or Names(experiment.rule), checkpoint)
     try:
         for told in simulation.rounds():
             running.take(told)
@@ -81,8 +82,11 @@ def check_judges(simulation: Simulation) -> None:
 class Running:
     """The books of one run."""
 
-    def __init__(self, experiment: Experiment, simulation: Simulation, names: Names, checkpoint: Path | None) -> None:
-        self.experiment, self.simulation, self.names, self.checkpoint = experiment, simulation, names, checkpoint
+    def __init__(
+        self, experiment: Experiment, key: str, simulation: Simulation, names: Names, checkpoint: Path | None
+    ) -> None:
+        self.experiment, self.key, self.simulation = experiment, key, simulation
+        self.names, self.checkpoint = names, checkpoint
         everyone = simulation.data.names
         self.dishonest = [at for at, name in enumerate(everyone) if name in simulation.conduct.dishonest]
         self.recorder = Recorder(np.setdiff1d(np.arange(len(everyone)), self.dishonest), simulation.conduct.dishonest)
@@ -111,7 +115,7 @@ class Running:
     def told(self) -> Run:
         simulation, served = self.simulation, self.recorder.served
         return Run(
-            key=self.experiment.key(),
+            key=self.key,
             label=self.names.label,
             setting=self.names.setting,
             experiment=self.experiment,

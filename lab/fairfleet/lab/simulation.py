@@ -219,7 +219,7 @@ class Simulation:
             raise TaskFailed(f"in round {self.done} the model got values that are no numbers: {DIVERGED}")
         served = trainer.evaluate(self.judged_model())
         if self.personal:
-            served = served._replace(personal=self.personal.accuracy())
+            served = served._replace(personal=self.personal.accuracy(self.model))
         after = trainer.losses(self.model, [self._number[client] for client in here])
         falls = [now < one.loss for now, one in zip(after, measured, strict=True)]
         self.seconds.evaluation += time.perf_counter() - began

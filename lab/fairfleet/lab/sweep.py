@@ -103,15 +103,16 @@ class Means:
 def run_sweep(planned: list[Planned], ledger: Ledger, means: Means, console: Console | None) -> list[Run]:
     """The runs of the sweep in its order. Those that the ledger has are not run again."""
     known = {key: one for key, one in ledger.runs().items() if one.complete}
-    missing = [one for one in planned if one.experiment.key() not in known]
+    keys = [one.experiment.key() for one in planned]
+    missing = [(key, one) for key, one in zip(keys, planned, strict=True) if key not in known]
     if missing:
         ledger.prepare()
     with _bars(console) as bars:
-        rounds = sum(one.experiment.rounds for one in missing)
+        rounds = sum(one.experiment.rounds for _, one in missing)
         whole = bars.add_task(f"{len(missing)} of {len(planned)} runs", total=max(rounds, 1), visible=len(missing) > 1)
-        for one in missing:
-            known[one.experiment.key()] = _run_one(one, ledger, means, bars, [whole])
-    return [relabelled(known[one.experiment.key()], one) for one in planned]
+        for key, one in missing:
+            known[key] = _run_one(one, ledger, means, bars, [whole])
+    return [relabelled(known[key], one) for key, one in zip(keys, planned, strict=True)]
 
 
 def finished(planned: list[Planned], ledger: Ledger) -> list[Run]:

@@ -38,6 +38,13 @@ def own(path: Path) -> Dataset:
     return found
 
 
+def sources(path: Path) -> list[Path]:
+    """The files that are read: in a folder of images there may be others beside them, such as records of runs."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for depth in ("*/*", "*/*/*") for file in path.glob(depth) if file.suffix.lower() in IMAGES)
+
+
 def folder(path: Path) -> Dataset:
     parts = [path / "train", path / "test"] if (path / "train").is_dir() else [path]
     names = sorted({child.name for part in parts if part.is_dir() for child in part.iterdir() if child.is_dir()})

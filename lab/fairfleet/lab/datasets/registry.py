@@ -12,7 +12,7 @@ from typing import Any
 from fairfleet.common.errors import UsageError
 from fairfleet.lab.datasets import adult, cifar, embedded, leaf, mnist, shakespeare, synthetic, vehicle
 from fairfleet.lab.datasets.base import Dataset
-from fairfleet.lab.datasets.own import own
+from fairfleet.lab.datasets.own import own, sources
 from fairfleet.lab.datasets.places import data_folders
 
 # A loader whose first parameter is `folders` reads files; the other parameters of each are its options.
@@ -50,11 +50,9 @@ def load(name: str, data_dir: Path | None = None, **options: Any) -> Dataset:
 
 def state_of_own(name: str) -> str:
     """Tells whether one's own data are still what they were: sizes and times of the files. Empty for known datasets."""
-    path = Path(name)
-    if name.split(",")[0] in LOADERS or not path.exists():
+    if name.split(",")[0] in LOADERS or not Path(name).exists():
         return ""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    told = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    told = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in sources(Path(name))]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
