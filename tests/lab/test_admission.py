@@ -50,8 +50,8 @@ def test_a_run_that_was_taken_up_again_judges_as_if_it_had_never_stopped(tmp_pat
     expected = [told.findings for told in whole.rounds()]
     rounds = first.rounds()
     before = [next(rounds).findings for _ in range(6)]
-    checkpoints.save(tmp_path / "one.npz", first, "told")
-    assert checkpoints.restore(tmp_path / "one.npz", second) == "told"
+    checkpoints.save(tmp_path / "one.npz", first, {"run": "told"})
+    assert checkpoints.restore(tmp_path / "one.npz", second) == {"run": "told"}
     assert before + [told.findings for told in second.rounds()] == expected
     assert sum(map(len, expected)) == 5
     np.testing.assert_array_equal(second.model.parameters, whole.model.parameters)

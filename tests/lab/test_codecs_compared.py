@@ -46,6 +46,8 @@ def test_a_codec_that_is_none_is_refused_before_anything_runs() -> None:
 
 def test_records_of_before_keep_their_keys_and_still_load() -> None:
     for ledger in sorted((HOME / "results").glob("fed*.jsonl")):
+        if ledger.stem.endswith("-authors"):  # of another program, with keys in words
+            continue
         found = Ledger(ledger).runs()
         assert found
         assert all(one.experiment.key() == key for key, one in found.items())

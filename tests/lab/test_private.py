@@ -96,10 +96,10 @@ def test_a_run_that_is_taken_up_again_has_the_same_noise_and_epsilon(tmp_path: P
     for told in half.rounds():
         if told.round == 2:
             half.done = 3
-            checkpoints.save(tmp_path / "half.npz", half, "")
+            checkpoints.save(tmp_path / "half.npz", half, {})
             break
     rest = Simulation(made)
-    assert checkpoints.restore(tmp_path / "half.npz", rest) == ""
+    assert checkpoints.restore(tmp_path / "half.npz", rest) == {}
     list(rest.rounds())
     np.testing.assert_array_equal(rest.model.parameters, whole.model.parameters)
     assert rest.epsilon() == whole.epsilon()
