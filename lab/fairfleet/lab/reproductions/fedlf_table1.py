@@ -166,9 +166,9 @@ TABLE_1 = Reproduction(
         "falling rate or one batch a round is near both (0.830; 0.827).",
         "FedMDFG takes one full-gradient step a round, like FedLF, and then its line search, as in the authors' code. "
         "It agrees, but for fair at Pat-2, where ours is fairer; and at Pat-2 and Pat-1 its worst clients are 0.01 "
-        "better off than FedLF's, where the paper has them 0.05 and 0.09 worse. The authors' copy cannot tell us more: in "
-        "the released program FedMDFG and FedLF stop with an error. Ours differs from its text on purpose: there the "
-        "lengths of absent clients' gradients are shuffled, and the line search has a sign that lets losses rise.",
+        "better off than FedLF's, where the paper has them 0.05 and 0.09 worse. The authors' copy cannot tell us more: "
+        "in the released program FedMDFG and FedLF stop with an error. Ours differs from its text on purpose: there "
+        "the lengths of absent clients' gradients are shuffled, and the line search has a sign that lets losses rise.",
         "FedAvg at Dir(0.1) is 0.021 above the published acc, and agrees in fair. The authors' program ends at 0.855 "
         "and 0.147, with another draw of the shares, one for all its seeds. Weights by samples, as there, change "
         "little, and neither do batches that are the same in every round (0.877 where it is 0.880; not kept).",
