@@ -125,14 +125,20 @@ def test_a_server_killed_while_a_step_is_tried_asks_only_those_who_have_not_answ
     prove(fleet, 2)
 
 
-def test_trying_other_lengths_after_a_restart_asks_again_and_goes_on(fleet: Fleet) -> None:
+@pytest.mark.parametrize("heard", [True, False], ids=["killed", "before_the_reply"])
+def test_trying_other_lengths_after_a_restart_asks_again_and_goes_on(fleet: Fleet, heard: bool) -> None:
+    """Also a client that did not hear that its answer arrived, and tells it again: losses of other lengths."""
     fleet.init(task="quadratic")
     settings = {"rounds": 1, "verification__deadline_seconds": 30.0, **VERIFIED}
-    fleet.start_server(**settings)
+    fleet.start_server(**settings, die_at="" if heard else "what ReportVerification did, before its answer")
     start(fleet, {"a": 1.0})
     start(fleet, {"b": 1.5}, trouble="hang")
-    until(lambda: fleet.state.exists() and fleet.query("select client from trials"), "the first answer")
-    fleet.kill_server()
+    if heard:
+        until(lambda: fleet.state.exists() and fleet.query("select client from trials"), "the first answer")
+        fleet.kill_server()
+    else:
+        assert fleet.server is not None
+        fleet.server.wait(30)
     fleet.kill_client("b")
     fleet.start_server(**settings | {"verification__halvings": 5})
     start(fleet, {"b": 1.5})

@@ -26,6 +26,7 @@ from fairfleet.common import wire
 from fairfleet.common.access import Access
 from fairfleet.common.codecs import ABILITIES
 from fairfleet.common.errors import (
+    BadRequest,
     ContestedIdentity,
     Corrupted,
     NotAllowed,
@@ -352,7 +353,10 @@ class Agent:
             log.exception("%s failed", asked.id, extra=about)
             losses, failure = [], self._words(error)
         told = {**about, "step_digest": asked.step.digest, "failure": failure}
-        self._link.report_verification(losses=losses, **told)
+        try:
+            self._link.report_verification(losses=losses, **told)
+        except BadRequest as error:  # the server was restarted, and tries other lengths now: it will ask again
+            log.info("%s is no longer wanted: %s", asked.id, error, extra=about)
 
     # ---- evaluating ----------------------------------------------------------------------------
 
