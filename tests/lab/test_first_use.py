@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -167,7 +166,7 @@ def test_ctrl_c_shows_the_curve_so_far_and_says_how_to_go_on(
         original(self, *words)
 
     monkeypatch.setattr(runs.Recorder, "take", take)
-    monkeypatch.setattr(options, "end_on_signals", lambda: None)
+    monkeypatch.setattr(options, "end_on_signals", lambda: None)  # they are the test runner's
     monkeypatch.chdir(tmp_path)
     flags = {"rounds": 9, "evaluate_every": 1, "plan": {"steps": 1}}
     with pytest.raises(KeyboardInterrupt):
@@ -216,17 +215,6 @@ def test_rules_are_compared_over_the_seeds_that_both_have() -> None:
     assert verdict is not None
     assert verdict.holds
     assert "mean +10.00 (1 seed)" in verdict.words
-
-
-def test_json_has_null_for_what_is_no_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(options, "end_on_signals", lambda: None)
-    nothing_right = made("fedavg", 0, [0.0, 0.0])
-    monkeypatch.setattr(simulating, "run_sweep", lambda *words: None)
-    monkeypatch.setattr(simulating, "finished", lambda *words: [nothing_right])
-    simulating.simulate(None, {}, None, None, 1, as_json=True)
-    json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 def test_a_split_that_cannot_be_is_refused_before_a_sweep_begins() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import to_json
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
@@ -43,7 +43,7 @@ def simulate(
             if files:
                 write_events(found, files)
             if as_json:
-                print(to_json(told(found), inf_nan_mode="null").decode())
+                print(json.dumps(told(found)))
             else:
                 show(found, console, record)
 
