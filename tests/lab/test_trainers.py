@@ -16,7 +16,7 @@ from fairfleet.lab.cohort import FleetData, Measured, Wanted, Work
 from fairfleet.lab.federation import Federation, initial_model, trainer_for
 from fairfleet.lab.perceptron import Perceptron
 from fairfleet.lab.sequential import SequentialTrainer
-from tests.lab.fleets import CLASSES, FEATURES, federation, fleet, mlp
+from tests.lab.fleets import CLASSES, FEATURES, federation, fleet, mlp, run
 
 PLANS = {
     "one epoch": Plan(epochs=1, batch_size=8),
@@ -92,6 +92,43 @@ def test_only_plain_dense_networks_are_trained_batched() -> None:
     assert dense(nn.Linear(4, 3), nn.ReLU(), nn.Dropout(0.5), nn.Linear(3, 2)) is None
     assert dense(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)) is None
     assert dense(nn.Linear(4, 3), nn.ReLU()) is None
+    assert dense(nn.Linear(4, 3), nn.Flatten(0), nn.Linear(3, 2)) is None
+
+
+class Halved(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / 2
+
+
+class Stretched(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(3 * x)
+
+
+def odd_models() -> dict[str, nn.Module]:
+    """They look like plain dense networks."""
+    act, tied, frozen = nn.ReLU(), nn.Linear(5, 5), nn.Linear(FEATURES, 5)
+    frozen.requires_grad_(False)
+    weight_norm = nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, 5))
+    first, last = nn.Linear(FEATURES, 5), nn.Linear(5, CLASSES)
+    return {
+        "an activation twice": nn.Sequential(first, act, nn.Linear(5, 5), act, last),
+        "a layer twice": nn.Sequential(first, nn.ReLU(), tied, nn.ReLU(), tied, nn.ReLU(), last),
+        "a frozen layer": nn.Sequential(frozen, nn.ReLU(), last),
+        "normalised weights": nn.Sequential(weight_norm, nn.ReLU(), last),
+        "a layer of its own kind": nn.Sequential(Halved(FEATURES, 5), nn.ReLU(), last),
+        "a sequence of its own kind": Stretched(first, nn.ReLU(), last),
+        "a single layer": nn.Linear(FEATURES, CLASSES),
+    }
+
+
+@pytest.mark.parametrize("kind", odd_models())
+def test_models_that_look_like_dense_networks_train_as_what_they_are(kind: str) -> None:
+    auto, sequential = (
+        run(federation(model=lambda: odd_models()[kind], rounds=2, engine=engine))[0].model.parameters
+        for engine in ("auto", "sequential")
+    )
+    np.testing.assert_allclose(auto, sequential, rtol=1e-4, atol=2e-6)
 
 
 def test_a_network_without_biases_trains_batched_as_well() -> None:

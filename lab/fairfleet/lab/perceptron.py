@@ -34,34 +34,44 @@ class Perceptron:
 
     @classmethod
     def of(cls, module: nn.Module, signature: Signature) -> Perceptron | None:
-        """The module's layers if it is a plain dense network, else None."""
+        """The module's layers if it is a plain dense network, else None.
+
+        Classes are compared exactly: a subclass, and so a layer with parametrised or normalised weights, may compute
+        anything. A layer that occurs twice has fewer parameters than it would need, and one that is frozen is not ours.
+        """
         parts = list(_parts(module, ""))
-        softmax = bool(parts) and isinstance(parts[-1][1], nn.Softmax)
+        softmax = bool(parts) and type(parts[-1][1]) is nn.Softmax
         if softmax and parts.pop()[1].dim not in (1, -1):
+            return None
+        if not all(tensor.requires_grad for tensor in module.parameters()):
             return None
         spans = {tensor.name: span for tensor, span in signature.spans(Section.PARAMETERS)}
         layers: list[Dense] = []
-        for at, (name, part) in enumerate(parts):
-            if isinstance(part, nn.Linear):
-                follows = at + 1 < len(parts) and isinstance(parts[at + 1][1], nn.ReLU)
-                bias = spans[f"{name}.bias"] if part.bias is not None else None
-                layers.append(Dense(part.in_features, part.out_features, spans[f"{name}.weight"], bias, follows))
-            elif not (isinstance(part, nn.ReLU) and at and isinstance(parts[at - 1][1], nn.Linear)):
+        for at, (prefix, part) in enumerate(parts):
+            if type(part) is nn.Linear and f"{prefix}weight" in spans:
+                follows = at + 1 < len(parts) and type(parts[at + 1][1]) is nn.ReLU
+                bias = spans[f"{prefix}bias"] if part.bias is not None else None
+                layers.append(Dense(part.in_features, part.out_features, spans[f"{prefix}weight"], bias, follows))
+            elif not (type(part) is nn.ReLU and at and type(parts[at - 1][1]) is nn.Linear):
                 return None
         used = sum(layer.inputs * layer.outputs + (layer.outputs if layer.bias else 0) for layer in layers)
         whole = used == signature.size(Section.PARAMETERS) and not signature.size(Section.BUFFERS)
         return cls(tuple(layers), softmax) if layers and whole and not layers[-1].relu else None
 
 
-def _parts(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """The steps of nested Sequentials, with the names their parameters have; a first Flatten is left out."""
-    if isinstance(module, nn.Sequential):
-        for key, child in module.named_children():
-            for found in _parts(child, f"{name}.{key}" if name else key):
-                if not isinstance(found[1], nn.Flatten | nn.Identity):
-                    yield found
+def _parts(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """The steps of nested Sequentials, with what their parameters' names begin with; a first Flatten is left out."""
+    if type(module) is nn.Sequential:
+        for key, child in module._modules.items():  # named_children leaves out a module's second occurrence
+            if child is not None and not _keeps_rows(child):
+                yield from _parts(child, f"{prefix}{key}.")
     else:
-        yield name, module
+        yield prefix, module
+
+
+def _keeps_rows(part: nn.Module) -> bool:
+    """Whether it does nothing to samples that are rows of numbers already."""
+    return type(part) is nn.Identity or (type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1))
 
 
 @dataclass(frozen=True)
