@@ -98,6 +98,25 @@ def test_cifar10_python_archives_are_read_packed_or_not(tmp_path: Path, pack: bo
     assert found.train_size == 10
 
 
+def test_a_packed_archive_that_was_damaged_on_its_way_is_refused(tmp_path: Path) -> None:
+    """Its last bytes are a checksum of the pixels; a flipped bit in it stands for any in them."""
+    batches = {name: {b"labels": [n], b"data": images(1, 3072, seed=n)} for n, name in enumerate(BATCHES)}
+    python_archive(tmp_path / "cifar-10-batches-py", batches, pack=True)
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    content = bytearray(archive.read_bytes())
+    content[-8] ^= 1
+    archive.write_bytes(content)
+    with pytest.raises(BrokenDataset, match="CRC"):
+        load("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize("label", [10**30, -1, 100, 0.5])
+def test_a_batch_with_labels_that_cannot_be_is_refused(label: Any) -> None:
+    batch = pickle.dumps({b"labels": [label], b"data": images(1, 3072)}, protocol=2)
+    with pytest.raises(BrokenDataset, match="numbers from 0 to 99"):
+        cifar.python_batch(batch, "labels")
+
+
 def test_a_batch_that_python_2_wrote_is_read() -> None:
     """The official files: strings are bytes, and the array's module has the name of numpy 1."""
 
@@ -454,6 +473,19 @@ def test_synthetic_is_drawn_from_its_seed_alone() -> None:
     assert np.array_equal(one.x, again.x)
     assert np.array_equal(one.y, again.y)
     assert one.x.shape != other.x.shape
+
+
+@pytest.mark.parametrize("option", ["alpha=nan", "alpha=inf", "beta=-1", "beta=nan", "users=0", "seed=-1"])
+def test_synthetic_that_cannot_be_drawn_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match="synthetic needs"):
+        load(f"synthetic,{option}")
+    with pytest.raises(UsageError, match="seed from 0"):
+        load("digits-rotated,seed=-1")
+
+
+def test_a_class_is_asked_for_once() -> None:
+    with pytest.raises(UsageError, match="each only once"):
+        load("digits").only_classes([0, 0])
 
 
 def test_synthetic_is_as_leaf_describes_it() -> None:

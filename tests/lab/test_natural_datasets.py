@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,29 @@ def test_vehicle_has_a_client_for_each_sensor(tmp_path: Path) -> None:
     assert [share.tolist() for share in partition("user", found.y, found.user)] == [[1], [0, 2]]
 
 
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"y": np.array([0.2, 0.9, 1.0])},
+        {"x": np.array([[1.0], [np.nan], [2.0]])},
+        {"x": np.array([["a"], ["b"], ["c"]])},
+        {"client": np.array([0.0, np.nan, 1.0])},
+        {"client": np.array(["a", "b", "c"])},
+        {"client": np.array([-1, 0, 1])},
+        {"x": np.empty((0, 1)), "y": np.empty(0, int), "client": np.empty(0, int)},
+    ],
+)
+def test_vehicle_that_does_not_fit_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+    (tmp_path / "vehicle").mkdir()
+    right = {"x": np.ones((3, 1)), "y": np.array([0, 1, 1]), "client": np.array([2, 0, 10**12])}
+    np.savez(tmp_path / "vehicle/train.npz", **right)
+    assert load("vehicle", tmp_path).user_names == ("sensor-00", "sensor-02", f"sensor-{10**12}")
+    np.savez(tmp_path / "vehicle/train.npz", **(right | odd))
+    with pytest.raises(BrokenDataset):
+        load("vehicle", tmp_path)
+
+
 @pytest.mark.skipif(not REAL.joinpath("vehicle").exists(), reason=f"{VARIABLE} names no folder with vehicle")
 def test_real_vehicle_and_shakespeare_have_the_described_clients() -> None:
     vehicle, shakespeare = load("vehicle"), load("shakespeare")
@@ -135,7 +159,10 @@ def test_leafs_tweets_end_at_the_end_of_their_row(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize(
     "content", [{}, [], {"user_data": {"a": {"x": [[1, 2]], "y": [1]}}}, {"user_data": {"a": {"x": [[0.0] * 784]}}},
-                {"user_data": {"a": {"x": [[0.0] * 784], "y": ["?"]}}}, {"user_data": [3]}]
+                {"user_data": {"a": {"x": [[0.0] * 784], "y": ["?"]}}}, {"user_data": [3]},
+                {"user_data": {"a": {"x": [[0.0] * 784], "y": [10**30]}}},
+                {"user_data": {"a": {"x": [[0.0] * 784], "y": [math.inf]}}},
+                {"user_data": {"\ud800": {"x": [[0.0] * 784], "y": [1]}}}]
 )  # fmt: skip
 def test_a_file_that_is_not_leafs_is_named(tmp_path: Path, content: Any) -> None:
     write_json(tmp_path / "leaf/femnist/train/odd.json", content)
@@ -169,6 +196,15 @@ def test_a_folder_for_each_class_is_a_dataset(tmp_path: Path) -> None:
     found = load(str(tmp_path / "pets"))
     assert (found.name, found.class_names, found.x.shape, found.train_size) == ("pets", ("cat", "dog"), (3, 3, 4), 3)
     assert (found.x[:, 0, 0].tolist(), found.y.tolist()) == ([30, 20, 10], [0, 0, 1])
+
+
+def test_a_folder_without_images_is_no_class(tmp_path: Path) -> None:
+    save_image(tmp_path / "a/1.png", 10)
+    save_image(tmp_path / "b/1.png", 20)
+    for other in (".git", "results", "a.partial"):
+        (tmp_path / other).mkdir()
+        (tmp_path / other / "runs.jsonl").write_text("")
+    assert load(str(tmp_path)).class_names == ("a", "b")
 
 
 def test_folders_train_and_test_are_the_published_parts(tmp_path: Path) -> None:
@@ -288,6 +324,14 @@ def test_ones_own_csv_has_a_column_for_labels_and_may_have_one_for_users(tmp_pat
     found = load(str(tmp_path / "mine.csv"))
     assert (found.x.tolist(), found.class_names) == ([[1, 2], [3, 4.5], [5, 6]], ("no", "yes"))
     assert (found.y.tolist(), users_of(found)) == ([1, 0, 1], ["ann", "bob", "ann"])
+
+
+def test_blanks_round_a_name_do_not_make_another_and_noughts_before_a_number_do(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("a, label,user \n1,cat,01\n2, cat,1\n3,cat ,01\n")
+    found = load(str(path))
+    assert found.class_names == ("cat",)
+    assert users_of(found) == ["01", "1", "01"]
 
 
 def test_labels_that_are_numbers_keep_their_order(tmp_path: Path) -> None:

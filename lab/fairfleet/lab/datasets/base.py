@@ -70,6 +70,8 @@ class Dataset:
         """The samples of these classes; the first becomes class 0, the second class 1 and so on."""
         if unknown := [label for label in kept if not 0 <= label < self.classes]:
             raise UsageError(f"{self.name} has classes 0 to {self.classes - 1}; {unknown} are not among them")
+        if len(set(kept)) < len(kept):
+            raise UsageError(f"of {self.name} the classes {list(kept)} were asked for: name each only once")
         renamed = np.full(self.classes, -1, np.int64)
         renamed[list(kept)] = np.arange(len(kept))
         chosen = np.flatnonzero(renamed[self.y] >= 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fairfleet.common.errors import UsageError
 from fairfleet.lab import digits as embedded
 from fairfleet.lab.datasets.base import Dataset
 
@@ -18,6 +19,8 @@ def digits() -> Dataset:
 
 def digits_rotated(seed: int = embedded.SEED) -> Dataset:
     """The demo's ten clients, two of which hold their images turned; each client's own 70/30 split is the published."""
+    if seed < 0:
+        raise UsageError(f"digits-rotated needs a seed from 0; found {seed}")
     shards = embedded.partition(*embedded.images(), seed).values()
     train, test = [shard[:2] for shard in shards], [shard[2:] for shard in shards]
     return Dataset(

@@ -19,7 +19,7 @@ from fairfleet.lab.datasets.base import Array, BrokenDataset
 IDX_UINT8 = 0x08
 # What reading a damaged file may raise; zipfile has a RuntimeError for what is encrypted, or is marked so by damage.
 UNREADABLE = (
-    OSError, EOFError, ValueError, KeyError, RuntimeError,
+    OSError, EOFError, ValueError, KeyError, RuntimeError, OverflowError,
     BadZipFile, zlib.error, lzma.LZMAError, struct.error, csv.Error,
 )  # fmt: skip
 

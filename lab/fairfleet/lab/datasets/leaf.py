@@ -102,6 +102,7 @@ def users(path: Path, kind: Kind) -> Iterator[Held]:
     try:
         held = json.loads(path.read_bytes())["user_data"]
         for user, data in held.items():
+            user.encode()  # half a character, which JSON can hold, is no name
             yield Held(user, kind.samples(data["x"]), kind.labels(data["y"]))
     except (*UNREADABLE, TypeError, AttributeError, IndexError) as error:
         raise BrokenDataset(f"{path} is no file of LEAF's for this dataset: {type(error).__name__}: {error}") from error

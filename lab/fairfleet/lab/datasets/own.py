@@ -34,7 +34,11 @@ def own(path: Path) -> Dataset:
         raise UsageError(f"{path} is neither a folder of images, nor an .npz, nor a .csv file")
     found = folder(path) if path.is_dir() else READERS[path.suffix](path)
     if found.x.dtype.kind not in "iuf" or not np.isfinite(found.x).all():
-        raise BrokenDataset(f"{path} has values that are not finite numbers: clean them first, or leave them out")
+        raise BrokenDataset(
+            f"{path} has x of {found.x.dtype}, expected finite numbers: clean or convert them first, or leave them out"
+        )
+    if found.x.dtype.kind == "f" and np.abs(found.x).max(initial=0) > np.finfo(np.float32).max:
+        raise BrokenDataset(f"{path} has values beyond 3.4e38, which float32 cannot hold: scale them down")
     return found
 
 
@@ -47,11 +51,12 @@ def sources(path: Path) -> list[Path]:
 
 def folder(path: Path) -> Dataset:
     parts = [path / "train", path / "test"] if (path / "train").is_dir() else [path]
-    names = sorted({child.name for part in parts if part.is_dir() for child in part.iterdir() if child.is_dir()})
-    files = [[(file, names.index(file.parent.name)) for file in _images(part)] for part in parts]
-    if not files[0]:
+    images = [_images(part) for part in parts]
+    if not images[0]:
         raise BrokenDataset(f"{path} has no images: expected folders named by class with {', '.join(sorted(IMAGES))}")
-    pairs = [(_pixels([file for file, _ in part]), np.array([label for _, label in part])) for part in files if part]
+    names = sorted({file.parent.name for part in images for file in part})  # a folder without images is no class
+    numbers = {name: number for number, name in enumerate(names)}
+    pairs = [(_pixels(part), np.array([numbers[file.parent.name] for file in part])) for part in images if part]
     return Dataset(path.name, *pooled(pairs[:1], pairs[1:]), len(names), class_names=tuple(names))
 
 
@@ -159,7 +164,7 @@ def _rows(path: Path) -> tuple[list[str], list[Row]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin their files with a mark
             reader = csv.reader(file)
-            header = next(reader, [])
+            header = [name.strip() for name in next(reader, [])]
             rows = [Row(reader.line_num, cells) for cells in reader if cells]
     except UNREADABLE as error:
         raise BrokenDataset(f"cannot read {path} as CSV in UTF-8: {error}") from error
@@ -185,7 +190,7 @@ def _names(path: Path, header: Sequence[str], rows: Sequence[Row], column: str) 
     place = header.index(column)
     if empty := next((row for row in rows if not row.cells[place].strip()), None):
         raise BrokenDataset(f"{path} has no {column} in line {empty.line}: fill it in, or leave the row out")
-    return coded(np.array([row.cells[place] for row in rows]))
+    return coded(np.array([row.cells[place].strip() for row in rows]))
 
 
 def _numbers(path: Path, header: Sequence[str], rows: Sequence[Row]) -> Array:
@@ -219,8 +224,10 @@ def coded(values: Array) -> tuple[Labels, tuple[str, ...]]:
 
 
 def _are_numerals(values: Array) -> bool:
-    """Longer ones, such as hashes, stay text."""
-    return values.dtype.kind == "U" and all(value.isdecimal() and len(value) <= LONGEST_NUMBER for value in values)
+    """Longer ones, such as hashes, stay text; so do 01 and 1, which may be different names."""
+    return values.dtype.kind == "U" and all(
+        value.isdecimal() and len(value) <= LONGEST_NUMBER and value == str(int(value)) for value in values
+    )
 
 
 READERS = {".npz": npz, ".csv": table}

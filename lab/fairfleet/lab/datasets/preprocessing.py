@@ -55,6 +55,10 @@ def per_channel(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Prepro
 def standard(dataset: Dataset) -> Preprocessing:
     """Every feature (each pixel) by its own mean and deviation, on values as stored."""
     train = dataset.x[: dataset.train_size]
+    if not len(train):
+        raise UsageError(
+            f"{dataset.name} has no training part to measure for preprocessing standard; take unit or plain"
+        )
     centre = train.mean(0, dtype=np.float64).astype(np.float32)
     spread = (train.std(0, dtype=np.float64) + STANDARD_SOFTENING).astype(np.float32)
     return lambda values: (values.astype(np.float32) - centre) / spread

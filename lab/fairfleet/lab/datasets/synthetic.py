@@ -18,8 +18,11 @@ MOST_SAMPLES = 100_000  # a lognormal draw has no bound of its own; memory has
 
 
 def synthetic(alpha: float = 1.0, beta: float = 1.0, users: int = 100, seed: int = 0) -> Dataset:
-    if alpha < 0 or beta < 0 or users < 1:
-        raise UsageError(f"synthetic needs alpha and beta from 0 and users from 1; found {alpha}, {beta}, {users}")
+    if not (0 <= alpha < np.inf and 0 <= beta < np.inf and users >= 1 and seed >= 0):
+        raise UsageError(
+            "synthetic needs finite alpha and beta from 0, users from 1 and a seed from 0; found "
+            f"{alpha}, {beta}, {users} and {seed}"
+        )
     random = np.random.default_rng(seed)
     sizes = np.minimum(random.lognormal(4, 2, users).astype(int) + LEAST_SAMPLES, MOST_SAMPLES)
     scales = np.arange(1, FEATURES + 1) ** -0.6  # the square roots of the variances
