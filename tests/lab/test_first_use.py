@@ -124,6 +124,23 @@ def test_a_model_that_cannot_take_the_data_is_refused_with_the_mend() -> None:
         federation(Experiment(model="char-lstm:95", data="digits", partition="iid", clients=4), None)
 
 
+def test_a_token_beyond_the_models_alphabet_is_found_before_training_wherever_it_is(tmp_path: Path) -> None:
+    tokens = np.zeros((40, 8), np.int64)
+    tokens[39, 7] = 5
+    np.savez(tmp_path / "tokens.npz", x=tokens, y=np.arange(40) % 2)
+    fields = {"data": str(tmp_path / "tokens.npz"), "partition": "iid", "clients": 4, "preprocessing": "plain"}
+    assert federation(Experiment.model_validate(fields | {"model": "char-lstm:6"}), None).clients
+    with pytest.raises(UsageError, match="cannot take the samples"):
+        federation(Experiment.model_validate(fields | {"model": "char-lstm:5"}), None)
+
+
+@pytest.mark.parametrize(("values", "said"), [([1e39, 0.0], "float32 cannot hold"), ([True, False], "x of bool")])
+def test_values_that_no_model_can_take_are_named(tmp_path: Path, values: list[Any], said: str) -> None:
+    np.savez(tmp_path / "odd.npz", x=np.array(values)[:, None], y=np.array([0, 1]))
+    with pytest.raises(UsageError, match=said):
+        federation(Experiment(data=str(tmp_path / "odd.npz"), partition="iid", clients=2), None)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -106,6 +106,12 @@ def test_very_many_clients_or_classes_are_drawn_as_an_image(shape: tuple[int, in
     assert any(node.tag.endswith("image") for node in ElementTree.parse(tmp_path / "many.svg").iter())
 
 
+def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
+    """A dollar begins no formula."""
+    picture(LabelShares(np.ones((3, 2), int), (r"$\frac$", "a$b$")), r"$\sqrt", tmp_path / "labels.png")
+    assert (tmp_path / "labels.png").stat().st_size
+
+
 def test_a_picture_has_a_known_format(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.png"):
         picture(LabelShares(np.ones((2, 2), np.int64), tuple("ab")), "", tmp_path / "labels")

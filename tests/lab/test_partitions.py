@@ -171,6 +171,8 @@ def test_pat_that_does_not_fit_is_explained() -> None:
         with pytest.raises(UsageError, match="of 10 classes; take 4 clients or more"):
             partition(f"{kind}:3", labels, None, 3)
         assert len(partition(f"{kind}:3", labels, None, 4)) == 4
+    with pytest.raises(UsageError, match="leaves 2 of 12 clients without samples; take a multiple of 5 clients"):
+        partition("pat-fixed:2", labels, None, 12)
 
 
 @pytest.mark.parametrize("each", ["26", "1e12", "1e300"])
@@ -189,7 +191,11 @@ def test_quantity_skew_changes_sizes_and_not_the_mix_of_labels() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["iid", "dirichlet:0.1", "pat:2", "pat-fixed:1", "shards:5", "user,minimum=50", "dirichlet:1,minimum=0"]
+    "text",
+    [
+        *("iid", "dirichlet:0.1", "pat:2", "pat-fixed:1", "shards:5", "user,minimum=50", "dirichlet:1,minimum=0"),
+        *("shards:1234567", "pat:1000001", "dirichlet:0.12345678", "quantity:1e-05"),
+    ],
 )
 def test_a_partition_is_written_as_it_is_read(text: str) -> None:
     spec = Partition.parse(text)

@@ -61,7 +61,7 @@ class Experiment(BaseModel):
     clients_per_round: NonNegativeInt = Field(default=0, description="0: all")
     selection: Selection = Field(default="uniform", description="how they are drawn: uniform, samples, …")
     evaluate_every: NonNegativeInt = Field(default=10, description="rounds; the last always")
-    seed: NonNegativeInt = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     verification: VerificationSettings | None = Field(
         default=None, description="the round's clients try a step, and shorter ones, before it is taken"
     )
@@ -159,7 +159,7 @@ def federation(experiment: Experiment, data_dir: Path | None, engine: Engine = "
     dataset = _chosen(experiment, whole)
     clients = fleet(experiment, dataset, preprocessing(experiment.preprocessing, whole))
     shape, seed = clients[0].train_x.shape[1:], experiment.seed
-    check_input(experiment, clients[0].train_x[:2], dataset.classes)
+    check_input(experiment, _extremes(clients), dataset.classes)
     plan = experiment.plan if experiment.plan.seed else experiment.plan.model_copy(update={"seed": seed})
     return Federation(
         clients=clients,
@@ -199,6 +199,16 @@ def check_input(experiment: Experiment, samples: np.ndarray, classes: int) -> No
             f"{experiment.preprocessing!r} makes {samples.dtype} of shape {samples.shape[1:]} ({error}). Tokens need "
             "--set preprocessing=plain, images and numbers unit; or choose another model"
         ) from None
+
+
+def _extremes(clients: Sequence[ClientData]) -> np.ndarray:
+    """Two samples that a model which takes them takes all: of tokens, the lowest and the highest that there are."""
+    first = clients[0].train_x[:2]
+    if first.dtype.kind not in "iu":
+        return first
+    held = [part for one in clients for part in (one.train_x, one.test_x) if part.size]
+    ends = (min(int(part.min()) for part in held), max(int(part.max()) for part in held))
+    return np.stack([np.full(first.shape[1:], end, first.dtype) for end in ends])
 
 
 def fleet(experiment: Experiment, dataset: Dataset, convert: Preprocessing) -> list[ClientData]:

@@ -63,16 +63,18 @@ def picture(shares: LabelShares, title: str, path: Path) -> None:
     if path.suffix not in FORMATS:
         raise UsageError(f"a picture is saved as {', '.join(FORMATS)}; {path} has none of these endings")
     try:
+        import matplotlib as mpl
         from matplotlib.figure import Figure  # not pyplot: no display, and nothing global
     except ModuleNotFoundError as error:
         raise UsageError("pictures need matplotlib: pip install 'fairfleet[plots]'") from error
     figure = Figure(figsize=(10, 5), layout="constrained")
-    axes = figure.add_subplot()
-    clients, classes = shares.counts.shape
-    (_bars if clients <= MOST_BARS and classes <= MOST_COLOURS else _image)(axes, shares)
-    axes.set_title(title, loc="left")
-    axes.set_xlabel("client")
-    axes.locator_params(axis="x", integer=True)  # there is no client 0.5
+    with mpl.rc_context({"text.parse_math": False}):  # names are people's own, and may have a $ in them
+        axes = figure.add_subplot()
+        clients, classes = shares.counts.shape
+        (_bars if clients <= MOST_BARS and classes <= MOST_COLOURS else _image)(axes, shares)
+        axes.set_title(title, loc="left")
+        axes.set_xlabel("client")
+        axes.locator_params(axis="x", integer=True)  # there is no client 0.5
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

@@ -6,6 +6,7 @@ sample is given to two clients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -68,7 +69,7 @@ class Partition(BaseModel):
             raise UsageError(f"cannot take {text!r} for a partition: {said}. There are {', '.join(KINDS)}.") from None
 
     def __str__(self) -> str:
-        number = "" if self.parameter is None else f":{self.parameter:g}"
+        number = "" if self.parameter is None else f":{self.parameter!r}".removesuffix(".0")
         minimum = "" if self.minimum is None else f",minimum={self.minimum}"
         return f"{self.kind}{number}{minimum}"
 
@@ -146,6 +147,12 @@ def _pat_fixed(labels: Indices, clients: int, spec: Partition, random: np.random
         mine = np.flatnonzero(room)[: clients * each // len(classes)]
         room[mine] -= 1
         holders[int(label)] = mine.tolist()
+    if left_over := int(np.count_nonzero(room == each)):
+        fitting = len(classes) // math.gcd(len(classes), each)
+        raise UsageError(
+            f"{spec} deals {len(classes)} classes to groups of one size and leaves {left_over} of {clients} clients "
+            f"without samples; take a multiple of {fitting} clients"
+        )
     return _dealt(labels, holders, clients, None)
 
 

@@ -78,8 +78,9 @@ def pareto(axes: Axes, runs: Sequence[Run]) -> None:
 @contextmanager
 def _axes(path: Path, title: str) -> Iterator[Axes]:
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    yield axes
-    axes.set_title(title, fontsize=10)
+    with mpl.rc_context({"text.parse_math": False}):  # names are people's own, and may have a $ in them
+        yield axes
+        axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.25)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
