@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,17 @@ from fairfleet.client.task import load_task
 from fairfleet.common.errors import UsageError
 from fairfleet.common.plan import Plan
 from fairfleet.common.tensors import Model
-from fairfleet.lab import checkpoints, digits, tables
+from fairfleet.lab import checkpoints, digits, simulating, tables
 from fairfleet.lab.clients import ClientData
 from fairfleet.lab.experiment import Experiment
 from fairfleet.lab.federation import Federation, RoundTold
 from fairfleet.lab.local import LocalFederation, run_federation
+from fairfleet.lab.records import Ledger
 from fairfleet.lab.runs import run as run_experiment
 from fairfleet.lab.simulation import Simulation
 from fairfleet.server.accounting import Draw, Spent, epsilon, report_cost, update_cost
 from fairfleet.server.privacy import PrivacySettings
+from fairfleet.server.rounds import Policy
 from fairfleet.server.rules import recipe
 from tests.lab.fleets import CLASSES, FEATURES, federation, run
 
@@ -87,6 +90,28 @@ def test_a_rule_is_told_the_noised_loss() -> None:
     plain = Simulation(federation("adafed", rounds=1))
     list(plain.rounds())
     assert all(plain.last_reports[client][1] != loss for client, loss in reported.items())
+
+
+@pytest.mark.parametrize(("every", "evaluations"), [(0, 0), (2, 3), (3, 2), (5, 1), (10, 1)])
+def test_epsilon_counts_every_evaluation_that_a_server_would_ask_for(every: int, evaluations: int) -> None:
+    simulation, _ = run(federation(privacy=private(reports="noised"), rounds=5, evaluate_every=every))
+    known = simulation.federation
+    assert known.privacy is not None
+    policy = Policy(rounds=5, evaluate_every=every)
+    assert sum(policy.evaluation_due(version, last=version == 5) for version in range(1, 6)) == evaluations
+    cost = 5 * (known.privacy.released_cost(known.recipe) + known.privacy.commit_cost)
+    cost += evaluations * known.privacy.evaluation_cost
+    assert simulation.epsilon() == pytest.approx(epsilon(Spent(cost), known.privacy.delta))
+
+
+def test_an_infinite_epsilon_is_told_as_such_and_kept(tmp_path: Path) -> None:
+    settings = {"where": "client", "clip": 0.3, "noise_multiplier": 0.0}
+    found = run_experiment(Experiment.model_validate({"rounds": 2, "plan": {"steps": 1}, "privacy": settings}))
+    assert found.epsilon == math.inf
+    ledger = Ledger(tmp_path / "runs.jsonl")
+    ledger.add(found)
+    assert ledger.runs()[found.key].epsilon == math.inf
+    assert "Infinity" not in json.dumps(simulating.told(found)).replace('"Infinity"', "")
 
 
 def test_a_run_that_is_taken_up_again_has_the_same_noise_and_epsilon(tmp_path: Path) -> None:

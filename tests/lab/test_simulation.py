@@ -13,6 +13,8 @@ from fairfleet.common.plan import Plan
 from fairfleet.lab import shelves
 from fairfleet.lab.behaviour import Attack, Behaviour, LateJoiners, Stragglers
 from fairfleet.lab.federation import initial_model
+from fairfleet.lab.simulation import Simulation
+from fairfleet.server.admission import Admission
 from fairfleet.server.rules import listings
 from fairfleet.server.verification import Terms
 from tests.lab.fleets import CLASSES, FEATURES, federation, fleet, mlp, run
@@ -40,6 +42,39 @@ def test_every_rule_trains(rule: str) -> None:
     assert rounds[-1].served is not None
     assert np.isfinite(rounds[-1].served.accuracy).all()
     assert rounds[-1].loss <= rounds[0].loss
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "fedfv", "fedlf", "fedmdfg"])
+@pytest.mark.parametrize("in_file", [False, True], ids=["in memory", "in a file"])
+def test_a_simulation_that_is_left_goes_on_as_if_it_had_not_been(
+    rule: str, in_file: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelves, "IN_MEMORY_BYTES", 0 if in_file else 1 << 20)
+    made = federation(rule, rounds=8, clients_per_round=2, parameters={"tau": 3} if rule == "fedfv" else {})
+    whole, _ = run(made)
+    simulation = Simulation(made)
+    for told in simulation.rounds():
+        if told.round == 4:
+            break
+    assert [told.round for told in simulation.rounds()] == [5, 6, 7]
+    np.testing.assert_array_equal(simulation.model.parameters, whole.model.parameters)
+
+
+def test_verified_steps_are_held_against_the_losses_that_were_told() -> None:
+    """As on the server: a fleet that lies about its losses is served by what it said."""
+    lie = Behaviour(attacks=(Attack(kind="loss_scaling", clients=0.99, strength=0.0),))
+    terms = Terms(halvings=2, threshold=1.0, fallback="skip")
+    for honest, factor in ((Behaviour(), 1.0), (lie, 0.0)):
+        _, rounds = run(
+            federation(rounds=2, verification=terms, behaviour=honest, plan=Plan(epochs=1, learning_rate=0.01))
+        )
+        assert [told.factor for told in rounds] == [factor, factor]
+
+
+def test_only_those_whose_update_counts_are_told_of() -> None:
+    loud = Behaviour(attacks=(Attack(kind="update_scaling", clients=("client-0",), strength=1000.0),))
+    _, rounds = run(federation(behaviour=loud, admission=Admission(norm="reject"), rounds=2))
+    assert all(told.clients == ("client-1", "client-2", "client-3", "client-4") for told in rounds)
 
 
 def test_evaluation_happens_when_asked_and_at_the_end() -> None:

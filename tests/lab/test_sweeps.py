@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from rich.console import Console
 
 from fairfleet.common.errors import BadSettings, UsageError
 from fairfleet.common.settings import read_model
-from fairfleet.lab import figures, plots, records, report, runs, tables
+from fairfleet.lab import checkpoints, figures, plots, records, report, runs, tables
 from fairfleet.lab.experiment import Experiment, federation
 from fairfleet.lab.records import Ledger, Run
 from fairfleet.lab.runs import run
+from fairfleet.lab.simulation import Simulation
 from fairfleet.lab.sweep import Means, Sweep, finished, run_sweep
 
 SMALL: dict[str, Any] = {"rounds": 4, "evaluate_every": 2, "plan": {"steps": 2}}
@@ -223,10 +226,101 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_bits(
     assert not whole.exists()
 
 
-def test_a_checkpoint_that_cannot_be_read_is_no_checkpoint(tmp_path: Path) -> None:
-    broken = tmp_path / "run.npz"
-    broken.write_bytes(b"PK\x03\x04 not what it seems")
-    assert run(Experiment.model_validate(SMALL), checkpoint=broken).complete
+@pytest.mark.parametrize("damage", ["no archive", "no watched losses", "no buffers", "a strange method of packing"])
+def test_a_checkpoint_that_cannot_be_read_is_no_checkpoint_and_leaves_nothing_behind(
+    tmp_path: Path, damage: str
+) -> None:
+    experiment, broken = Experiment.model_validate(SMALL), tmp_path / "run.npz"
+    simulation = Simulation(federation(experiment, None))
+    next(rounds := simulation.rounds())
+    checkpoints.save(broken, simulation, {"run": "{}", "since": "{}"})
+    rounds.close()
+    with np.load(broken) as file:
+        arrays = dict(file)
+    if damage == "no archive":
+        broken.write_bytes(b"PK\x03\x04 not what it seems")
+    elif damage == "no watched losses":
+        facts = json.loads(str(arrays.pop("facts")))
+        np.savez(broken, facts=np.array(json.dumps({key: facts[key] for key in facts if key != "watched"})), **arrays)
+    elif damage == "no buffers":
+        np.savez(broken, **{name: array for name, array in arrays.items() if name != "buffers"})
+    else:
+        content = bytearray(broken.read_bytes())
+        content[content.index(b"PK\x01\x02") + 10] = 99
+        broken.write_bytes(content)
+    fresh = Simulation(federation(experiment, None))
+    before = fresh.model.parameters.copy()
+    assert checkpoints.restore(broken, fresh) is None
+    np.testing.assert_array_equal(fresh.model.parameters, before)
+    assert run(experiment, checkpoint=broken).complete
+
+
+def test_a_run_that_cannot_be_recorded_keeps_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", -1.0)
+
+    def full(found: Run) -> None:
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        run(Experiment.model_validate(SMALL), checkpoint=tmp_path / "run.npz", keep=full)
+    assert (tmp_path / "run.npz").exists()
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_signal_is_put_off_until_the_round_is_over_and_a_second_one_is_not(signals: int, tmp_path: Path) -> None:
+    """A real Ctrl-C in a real process; the first leaves a checkpoint, from which the same command goes on."""
+    program = f"""if True:
+        import os, signal
+        from pathlib import Path
+        from fairfleet.lab import runs
+        from fairfleet.lab.experiment import Experiment
+        train, rounds = runs.Simulation._train, []
+        def interrupted(self, *words):
+            rounds.append(self.done)
+            for _ in range({signals} if self.done == 5 and rounds[0] == 0 else 0):
+                os.kill(os.getpid(), signal.SIGINT)
+            return train(self, *words)
+        runs.Simulation._train = interrupted
+        experiment = Experiment.model_validate({{"rounds": 9, "plan": {{"steps": 1}}}})
+        try:
+            runs.run(experiment, checkpoint=Path("run.npz"))
+        finally:
+            print(rounds)
+    """
+    words = [sys.executable, "-c", program]
+    first = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "KeyboardInterrupt" in first.stderr
+    assert "stopping after this round" in first.stderr
+    assert first.stdout.strip() == "[0, 1, 2, 3, 4, 5]"
+    second = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if signals == 1:
+        assert second.stdout.strip() == "[6, 7, 8]"
+    else:  # in the middle of a round there is nothing to keep
+        assert not (tmp_path / "run.npz").exists()
+
+
+def test_a_line_that_was_cut_inside_a_character_is_passed_over(tmp_path: Path) -> None:
+    ledger, found = Ledger(tmp_path / "runs.jsonl"), made("FedFV τ=10", 0, [0.5, 0.6])
+    ledger.add(found.model_copy(update={"key": "whole"}))
+    ledger.add(found.model_copy(update={"key": "cut"}))
+    content = ledger.path.read_bytes()
+    ledger.path.write_bytes(content[: content.rindex("τ".encode()) + 1])
+    assert list(ledger.runs()) == ["whole"]
+
+
+@pytest.mark.parametrize("label", ["two\u2028lines", "next\x85line", "a\x0bb"])
+def test_a_label_may_hold_what_some_take_for_the_end_of_a_line(label: str, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "runs.jsonl")
+    ledger.add(made(label, 0, [0.5, 0.6]))
+    assert [one.label for one in ledger.runs().values()] == [label]
+
+
+def test_an_experiment_with_two_names_is_run_once(tmp_path: Path) -> None:
+    twice = sweep(rules=[{"label": "one", "rule": "fedavg"}, {"label": "two", "rule": "fedavg"}], seeds=[0])
+    ledger = Ledger(tmp_path / "runs.jsonl")
+    found = run_sweep(list(twice.planned()), ledger, Means(), NOBODY)
+    assert [one.label for one in found] == ["one", "two"]
+    assert len(ledger.path.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

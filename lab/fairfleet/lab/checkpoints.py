@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
-from fairfleet.common.tensors import Model
+from fairfleet.common.tensors import Model, Signature
 from fairfleet.lab.simulation import Simulation
 from fairfleet.server.admission import Watched
 from fairfleet.server.aggregation import ServerState
@@ -24,7 +24,8 @@ from fairfleet.server.committing import dump_state
 from fairfleet.server.optimizers import OptimizerState
 from fairfleet.server.rules.base import PastRow
 
-UNREADABLE = (OSError, EOFError, ValueError, KeyError, BadZipFile)
+# What a damaged file, or one of another version, may raise when it is read.
+UNREADABLE = (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, BadZipFile)
 
 
 def save(path: Path, simulation: Simulation, books: Mapping[str, str]) -> None:
@@ -63,29 +64,63 @@ def save(path: Path, simulation: Simulation, books: Mapping[str, str]) -> None:
 def restore(path: Path, simulation: Simulation) -> dict[str, str] | None:
     """Takes the simulation to where it was; returns the books, or None where there is nothing to go on with."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            facts, arrays = json.loads(str(file["facts"])), {name: file[name] for name in file.files if name != "facts"}
-        books: dict[str, str] = facts["books"]
-        _fill(simulation.model, arrays, "")
+        found = _read(path, simulation)
     except UNREADABLE:
         return None
+    simulation.done, simulation.model, simulation.state = found.done, found.model, found.state
+    simulation.first_losses, simulation.participations = found.first_losses, found.participations
+    simulation.last_reports, simulation.watched = found.last_reports, found.watched
+    simulation.average.count, simulation.average.total = found.averaged, found.average
+    simulation.coding.carried = found.carried
+    if simulation.history is not None:
+        for past, row in found.past:
+            simulation.history.put(past.client, past.round, row, loss=past.loss, samples=past.samples)
+    if simulation.personal:
+        simulation.personal.models.update(found.personal)
+    return found.books
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a checkpoint holds. It is read whole before any of it counts: nothing of a damaged one is used."""
+
+    done: int
+    model: Model
+    state: ServerState
+    first_losses: dict[str, float]
+    participations: dict[str, int]
+    last_reports: dict[str, tuple[int, float]]
+    watched: Watched
+    averaged: int
+    average: Any
+    carried: dict[str, Any]
+    past: list[tuple[PastRow, Any]]
+    personal: dict[int, Model]  # by the client's number
+    books: dict[str, str]
+
+
+def _read(path: Path, simulation: Simulation) -> _Found:
+    with np.load(path, allow_pickle=False) as file:
+        facts, arrays = json.loads(str(file["facts"])), {name: file[name] for name in file.files if name != "facts"}
     memory = facts["server"]["rule"]
     rule = simulation.federation.recipe.rule.Memory.model_validate(memory) if memory is not None else None
     optimizer = OptimizerState(_with_prefix(arrays, "optimizer."), facts["server"]["optimizer"])
-    simulation.state = ServerState(rule, optimizer if facts["has_optimizer"] else None)
-    simulation.first_losses, simulation.participations = facts["first_losses"], facts["participations"]
-    simulation.average.count, simulation.average.total = facts["averaged"], arrays.get("average")
-    simulation.coding.carried = _with_prefix(arrays, "carried.")
-    rows = _with_prefix(arrays, "past.")
-    simulation.past = [(PastRow(**past), rows[past["client"]]) for past in facts["past"]]
-    simulation.last_reports = {client: (number, loss) for client, (number, loss) in facts["last_reports"].items()}
-    simulation.watched = Watched.load(facts["watched"])
-    if simulation.personal:
-        for client in facts["personal"]:
-            simulation.personal.models[client] = Model.empty(simulation.model.signature)
-            _fill(simulation.personal.models[client], arrays, f"personal.{client}.")
-    simulation.done = facts["done"]
-    return books
+    rows, signature = _with_prefix(arrays, "past."), simulation.model.signature
+    return _Found(
+        done=facts["done"],
+        model=_model(signature, arrays, ""),
+        state=ServerState(rule, optimizer if facts["has_optimizer"] else None),
+        first_losses=facts["first_losses"],
+        participations=facts["participations"],
+        last_reports={client: (number, loss) for client, (number, loss) in facts["last_reports"].items()},
+        watched=Watched.load(facts["watched"]),
+        averaged=facts["averaged"],
+        average=arrays.get("average"),
+        carried=_with_prefix(arrays, "carried."),
+        past=[(PastRow(**past), rows[past["client"]]) for past in facts["past"]],
+        personal={client: _model(signature, arrays, f"personal.{client}.") for client in facts["personal"]},
+        books=facts["books"],
+    )
 
 
 def _model_arrays(prefix: str, model: Model) -> dict[str, Any]:
@@ -93,9 +128,11 @@ def _model_arrays(prefix: str, model: Model) -> dict[str, Any]:
     return {f"{prefix}{name}": part for name, part in parts.items()}
 
 
-def _fill(model: Model, arrays: Mapping[str, Any], prefix: str) -> None:
+def _model(signature: Signature, arrays: Mapping[str, Any], prefix: str) -> Model:
+    model = Model.empty(signature)
     for name, part in _model_arrays(prefix, model).items():
         part[:] = arrays[name]
+    return model
 
 
 def _with_prefix(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class RoundTold:
 
     round: int
     clients: tuple[str, ...]  # whose update counts
-    loss: float  # mean over them, on the received model
+    loss: float  # mean over all who delivered, on the received model
     diagnostics: Diagnostics | None  # None: nobody delivered
     served: Served | None = None  # after the round, where it was evaluated
     improved: float | None = None  # share of the round's clients whose training loss fell by it; when evaluated

@@ -52,7 +52,8 @@ def experiment_flags(
 def end_on_signals() -> None:
     """As Ctrl-C does: what was done is kept."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a hangup stays without effect
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def console(as_json: bool = False) -> Console:

@@ -44,7 +44,7 @@ class Point(BaseModel):
 class Run(BaseModel):
     """One line of the record."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")  # epsilon without noise is infinite
 
     key: str
     label: str  # of the rule, as the sweep calls it
@@ -136,7 +136,7 @@ class Ledger:
     def _lines(self) -> Iterable[Run]:
         if not self.path.is_file():
             return
-        for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(self.path.read_bytes().split(b"\n"), start=1):
             try:
                 yield Run.model_validate_json(line)
             except ValidationError as error:
@@ -168,7 +168,8 @@ class InMemory(Ledger):
         return self._kept
 
 
-def _cut_short(line: str) -> bool:
+def _cut_short(line: bytes) -> bool:
+    """Perhaps in the middle of a character."""
     try:
         json.loads(line)
     except ValueError:

@@ -20,6 +20,7 @@ from fairfleet.lab import checkpoints
 from fairfleet.lab.cohort import Served
 from fairfleet.lab.experiment import Experiment, federation
 from fairfleet.lab.federation import Engine, RoundTold
+from fairfleet.lab.interrupts import put_off
 from fairfleet.lab.records import Point, Run
 from fairfleet.lab.simulation import Simulation
 
@@ -55,14 +56,17 @@ def run(
     check_judges(simulation)
     running = Running(experiment, key, simulation, names or Names(experiment.rule), checkpoint)
     try:
-        for told in simulation.rounds():
-            running.take(told)
-            progress(simulation.done, experiment.rounds)
+        with put_off() as end_if_asked:
+            for told in simulation.rounds():
+                running.take(told)
+                progress(simulation.done, experiment.rounds)
+                end_if_asked(before=running.save)
     except TaskFailed as error:
         running.failure = str(error)
     finally:  # also on Ctrl-C: what was done is kept
-        found = running.end()
+        found = running.told()
         keep(found)
+        running.forget_checkpoint(found)
     return found
 
 
@@ -101,16 +105,20 @@ class Running:
 
     def take(self, told: RoundTold) -> None:
         self.recorder.take(told)
-        if self.checkpoint and time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Between two rounds."""
+        if self.checkpoint:
             books = {"run": self.told().model_dump_json(), "since": json.dumps(self.recorder.since)}
             checkpoints.save(self.checkpoint, self.simulation, books)
             self._saved = time.monotonic()
 
-    def end(self) -> Run:
-        found = self.told()
-        if self.checkpoint and found.complete:
+    def forget_checkpoint(self, kept: Run) -> None:
+        """Once the run is kept elsewhere."""
+        if self.checkpoint and kept.complete:
             self.checkpoint.unlink(missing_ok=True)
-        return found
 
     def told(self) -> Run:
         simulation, served = self.simulation, self.recorder.served

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
@@ -22,13 +21,11 @@ from fairfleet.server.rules.base import PastRow
 IN_MEMORY_BYTES = 1 << 30
 
 
-@contextmanager
-def shelf_for(clients: int, size: int, folder: Path | None) -> Iterator[Shelf]:
+def shelf_for(clients: int, size: int, folder: Path | None) -> Shelf:
     if 4 * clients * size <= IN_MEMORY_BYTES:
-        yield Memory()
-        return
-    with tempfile.TemporaryFile(dir=folder) as file:
-        yield MappedFile(file, clients, size)
+        return Memory()
+    with tempfile.TemporaryFile(dir=folder) as file:  # nameless: it is gone with the last use of its mapping
+        return MappedFile(file, clients, size)
 
 
 class MappedFile:

@@ -70,7 +70,7 @@ def write_events(found: Run, files: EventFiles) -> None:
 
 def told(found: Run) -> dict[str, Any]:
     fairness = asdict(found.fairness) if found.honest else None
-    return {**found.model_dump(mode="json"), "fairness": fairness}
+    return {**json.loads(found.model_dump_json()), "fairness": fairness}
 
 
 def show(found: Run, console: Console, record: Path | None = None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,12 +30,10 @@ from fairfleet.lab.shelves import shelf_for
 from fairfleet.lab.verified import take_verified, wanted_trials
 from fairfleet.server.admission import Finding, Gate, Watched
 from fairfleet.server.aggregation import Aggregation, ServerState, Taken
-from fairfleet.server.blocks import Row
 from fairfleet.server.committing import layer_sizes, merge_state, uses_history
 from fairfleet.server.history import History
 from fairfleet.server.privacy import model_refusal
 from fairfleet.server.rules import Report
-from fairfleet.server.rules.base import PastRow
 from fairfleet.server.selection import POLICIES, Candidate
 from fairfleet.server.verification import Losses, Terms
 
@@ -73,15 +71,14 @@ class Simulation:
         self.last_reports: dict[str, tuple[int, float]] = {}  # by client: the round, and the loss it told
         self.watched = Watched()
         self.average = Average()
-        self.history: History | None = None
-        self.past: list[tuple[PastRow, Row]] = []  # what the history begins with
+        self.history = self._new_history()
         self._spare = Model.empty(self.model.signature)
         needed = federation.recipe.rule.needs().reports
         self._wanted = Wanted("gradient_norm" in needed, federation.loss == "after")
 
     def rounds(self) -> Iterator[RoundTold]:
         """From where it is to the end."""
-        with self._history(), self._trainer() as trainer, threadpool_limits(1, "blas"):
+        with self._trainer() as trainer, threadpool_limits(1, "blas"):
             rows = np.empty((self._places(), len(self.model.parameters)), np.float32)
             while self.done < self.federation.rounds:
                 told = self._round(self.done, trainer, rows)
@@ -93,18 +90,18 @@ class Simulation:
     def _round(self, number: int, trainer: Trainer, rows: Vector) -> RoundTold:
         here = sorted(client for client in self._asked(number) if self.conduct.delivers(client, number))
         measured, coded, diagnostics, factor = list[Measured](), None, None, None
-        findings = tuple[Finding, ...]()
+        counted, findings = tuple[str, ...](), tuple[Finding, ...]()
         if here:
             measured, coded = self._train(trainer, number, here, rows)
             taken, factor = self._aggregate(trainer, number, here, measured, rows)
-            diagnostics, findings = taken.diagnostics, taken.findings
+            counted, diagnostics, findings = tuple(taken.reports), taken.diagnostics, taken.findings
         if self.federation.judged == "average":
             self.average.add(self.model.parameters)
         loss = float(np.mean([one.loss for one in measured])) if measured else math.nan
         if not self._is_evaluated(number):
-            return RoundTold(number, tuple(here), loss, diagnostics, factor=factor, findings=findings, coded=coded)
+            return RoundTold(number, counted, loss, diagnostics, factor=factor, findings=findings, coded=coded)
         served, improved = self._evaluate(trainer, here, measured)
-        return RoundTold(number, tuple(here), loss, diagnostics, served, improved, factor, findings, coded)
+        return RoundTold(number, counted, loss, diagnostics, served, improved, factor, findings, coded)
 
     def _asked(self, number: int) -> frozenset[str]:
         """Drawn as the server draws at its first attempt."""
@@ -160,8 +157,7 @@ class Simulation:
             of_clients = dict(zip(here, states, strict=True))
             samples = [report.samples for report in taken.reports.values()]
             merge_state(self._spare, samples, [of_clients[client] for client in taken.reports])
-        losses = {client: one.loss for client, one in zip(here, measured, strict=True) if client in taken.reports}
-        factor = self._take(taken, trainer, losses)
+        factor = self._take(taken, trainer, self._compared(taken, dict(zip(here, measured, strict=True))))
         aggregation.remember({client: updates[client] for client in taken.reports}, reports)
         self.watched.committed({client: report.loss for client, report in reports.items()})
         self.last_reports.update({client: (number, report.loss) for client, report in reports.items()})
@@ -178,6 +174,15 @@ class Simulation:
             np.subtract(self.model.parameters, taken.vector, out=self._spare.parameters)
             return None
         return take_verified(self.model, self._spare, taken, trials, terms or Terms(), trainer, losses)
+
+    def _compared(self, taken: Taken, measured: Mapping[str, Measured]) -> Losses:
+        """The losses that trials are held against: those that were told and admitted, as on the server.
+
+        A sum over samples, or a loss after training, is for the rule alone: no trial could be compared with it.
+        """
+        if self.federation.loss_total or self._wanted.loss_after:
+            return {client: measured[client].loss for client in taken.reports}
+        return {client: report.loss for client, report in taken.reports.items()}
 
     def _report(self, client: str, number: int, measured: Measured, rate: float) -> Report:
         samples = self.data.train.count(self._number[client])
@@ -230,8 +235,9 @@ class Simulation:
         if self._private is None:
             return None
         lots = [self._lot(number) for number in range(self.done)]
-        every = self.federation.evaluate_every
-        return self._private.epsilon(self.participations, lots, self.done // every if every else 0)
+        every, done = self.federation.evaluate_every, self.done
+        asked = -(-done // every) if every and done == self.federation.rounds else done // every if every else 0
+        return self._private.epsilon(self.participations, lots, asked)
 
     def _lot(self, number: int) -> tuple[int, int]:
         """How many were drawn in a round, among how many."""
@@ -269,18 +275,11 @@ class Simulation:
         finally:
             trainer.close()
 
-    @contextmanager
-    def _history(self) -> Iterator[None]:
-        """While it lasts, the simulation has a history if its rule wants one."""
+    def _new_history(self) -> History | None:
         if not uses_history(self.federation.recipe):
-            yield
-            return
-        with shelf_for(len(self._number), len(self.model.parameters), self.federation.scratch) as shelf:
-            self.history = History(self._layers, shelf)
-            for past, row in self.past:
-                self.history.put(past.client, past.round, row, loss=past.loss, samples=past.samples)
-            yield
-            self.history = None
+            return None
+        shelf = shelf_for(len(self._number), len(self.model.parameters), self.federation.scratch)
+        return History(self._layers, shelf)
 
 
 class Average:

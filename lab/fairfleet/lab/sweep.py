@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator, model_validator
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from fairfleet.common.errors import BadSettings
 from fairfleet.lab.experiment import Experiment
@@ -104,14 +112,16 @@ def run_sweep(planned: list[Planned], ledger: Ledger, means: Means, console: Con
     """The runs of the sweep in its order. Those that the ledger has are not run again."""
     known = {key: one for key, one in ledger.runs().items() if one.complete}
     keys = [one.experiment.key() for one in planned]
-    missing = [(key, one) for key, one in zip(keys, planned, strict=True) if key not in known]
+    missing = {key: one for key, one in zip(keys, planned, strict=True) if key not in known}
     if missing:
         ledger.prepare()
     with _bars(console) as bars:
-        rounds = sum(one.experiment.rounds for _, one in missing)
+        rounds = sum(one.experiment.rounds for one in missing.values())
         whole = bars.add_task(f"{len(missing)} of {len(planned)} runs", total=max(rounds, 1), visible=len(missing) > 1)
-        for key, one in missing:
-            known[key] = _run_one(one, ledger, means, bars, [whole])
+        before = 0
+        for key, one in missing.items():
+            known[key] = _run_one(one, ledger, means, bars, whole, before)
+            before += one.experiment.rounds
     return [relabelled(known[key], one) for key, one in zip(keys, planned, strict=True)]
 
 
@@ -126,14 +136,13 @@ def relabelled(found: Run, one: Planned) -> Run:
     return found.model_copy(update={"label": one.label, "setting": one.setting})
 
 
-def _run_one(one: Planned, ledger: Ledger, means: Means, bars: Progress, others: list[Any]) -> Run:
+def _run_one(one: Planned, ledger: Ledger, means: Means, bars: Progress, whole: TaskID, before: int) -> Run:
     words = " ".join(part for part in (one.setting, one.label, f"seed {one.experiment.seed}") if part)
     own = bars.add_task(words, total=one.experiment.rounds)
 
     def progress(done: int, planned: int) -> None:
         bars.update(own, completed=done)
-        for task in others:
-            bars.advance(task)
+        bars.update(whole, completed=before + done)  # a run may begin in its middle, from a checkpoint
 
     found = run(
         one.experiment,
