@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from fairfleet.common.errors import UsageError
 from fairfleet.lab.records import Ledger, Run
+from fairfleet.lab.reproducing import side_by_side
 from fairfleet.lab.reproductions import LETTERS, REPRODUCTIONS, reproduction
 from fairfleet.lab.reproductions.authors import authors_label, authors_ledger, authors_runs
 from fairfleet.lab.reproductions.base import Reproduction, above, pooled
@@ -135,6 +138,19 @@ def test_the_page_shows_runs_of_the_authors_code_in_a_table_of_their_own(tmp_pat
     assert "| Pat-2 | FedFV | 1 | 0.850 (0.853) |" in first
     assert "FedFV, authors' code" not in first
     assert "| Pat-2 | FedFV, authors' code | 2 | 0.820 ± 0.028 (0.853) |" in second
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_published_and_measured_figures_fit_the_terminal_whole(width: int) -> None:
+    one = reproduction("fedlf-table1")
+    runs = [made("FedLF", seed, [0.9, 0.8]).model_copy(update={"setting": "Pat-2"}) for seed in range(2)]
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(side_by_side(one, one.lines(runs), width))
+    shown = console.export_text()
+    assert "…" not in shown
+    assert all(column.name in shown for column in one.columns)
+    assert "0.850 ± 0.000" in shown
+    assert "0.898" in shown
 
 
 RESULTS, PAGE = Path(__file__).parents[2] / "results", Path(__file__).parents[2] / "docs" / "results.md"

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import to_json
-from rich.console import Console
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from fairfleet.common.errors import UsageError
-from fairfleet.lab import options
+from fairfleet.lab import options, tables
 from fairfleet.lab.records import Ledger, Run
 from fairfleet.lab.reproductions import LETTERS, reproduction
-from fairfleet.lab.reproductions.base import Line, Reproduction, Verdict
+from fairfleet.lab.reproductions.base import Column, Line, Reproduction, Verdict
 from fairfleet.lab.results_page import write_page
 from fairfleet.lab.sweep import Means, Planned, finished, run_sweep
 
@@ -95,7 +96,8 @@ def show(chosen: Reproduction, runs: Sequence[Run], quick: bool, console: Consol
         print(to_json(told(chosen, lines, verdicts), inf_nan_mode="null").decode())
         return
     console.print(Padding(f"[bold]{chosen.title}[/]\n{chosen.about}", (1, 0)))
-    console.print(side_by_side(chosen, lines))
+    if lines:
+        console.print(side_by_side(chosen, lines, console.width))
     for verdict in verdicts:
         words = "[green]agrees[/]  " if verdict.holds else "[red]differs[/] "
         console.print(f"{words} {escape(verdict.words)}")
@@ -105,18 +107,34 @@ def show(chosen: Reproduction, runs: Sequence[Run], quick: bool, console: Consol
         console.print(f"[red]failed[/]   {failed.label}, seed {failed.experiment.seed}: {escape(failed.failure)}")
 
 
-def side_by_side(chosen: Reproduction, lines: Sequence[Line]) -> Table:
-    """Two rows for each rule: what came out here, and what was published."""
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for heading in ("rule", "seeds", *(column.name for column in chosen.columns), "seconds a run"):
-        table.add_column(heading, justify="left" if heading == "rule" else "right", no_wrap=True)
+def side_by_side(chosen: Reproduction, lines: Sequence[Line], width: int) -> Group:
+    """Two rows for each rule: what came out here, and what was published; in as many parts as the width asks for."""
+    cells = {column.name: cells_of(lines, column) for column in chosen.columns}
+    cells["seconds a run"] = [word for line in lines for word in (f"{line.seconds:.0f}", "")]
+    names = [line.name for line in lines]
+    groups = tables.in_groups(((name, [name, *own]) for name, own in cells.items()), width - max(map(len, names)))
+    parts = (part(lines, {name: cells[name] for name in group}) for group in groups)
+    return Group(*(shown for one in parts for shown in (one, "")))
+
+
+def cells_of(lines: Sequence[Line], column: Column) -> list[str]:
+    """For each rule what came out here, and what was published."""
+    found = []
     for line in lines:
-        here = [line.measured[column.name].words(column.digits, line.seeds) for column in chosen.columns]
-        table.add_row(line.name, str(line.seeds), *here, f"{line.seconds:.0f}")
-        if line.published:
-            figures = [line.published.get(column.name) for column in chosen.columns]
-            words = ["" if f is None else f"{f:.{c.digits}f}" for f, c in zip(figures, chosen.columns, strict=True)]
-            table.add_row("  published", "", *words, "", style="dim")
+        published = line.published.get(column.name)
+        found.append(line.measured[column.name].words(column.digits, line.seeds))
+        found.append("" if published is None else f"{published:.{column.digits}f}")
+    return found
+
+
+def part(lines: Sequence[Line], cells: Mapping[str, Sequence[str]]) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for heading in ("rule", "seeds", *cells):
+        table.add_column(heading, justify="left" if heading == "rule" else "right", no_wrap=True)
+    for at, line in enumerate(lines):
+        table.add_row(Text(line.name), str(line.seeds), *(column[2 * at] for column in cells.values()))
+        if any(published := [column[2 * at + 1] for column in cells.values()]):
+            table.add_row("  published", "", *published, style="dim")
     return table
 
 

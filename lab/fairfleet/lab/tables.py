@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -16,6 +16,8 @@ from rich.text import Text
 
 from fairfleet.common.fairness import Fairness
 from fairfleet.lab.records import Run
+
+T = TypeVar("T")
 
 
 class Measure(NamedTuple):
@@ -126,15 +128,23 @@ def shown(found: Sequence[Row]) -> list[Measure]:
 
 def _fitting(found: Sequence[Row], width: int) -> Iterator[list[Measure]]:
     """The measures in groups whose columns fit beside the rules' names."""
-    room = width - max(len(row.label) for row in found) - len("  seeds  ")
-    group, used = list[Measure](), 0
-    for measure in shown(found):
-        words = [row.measures[measure.name].words(measure.digits, len(row.seeds)) for row in found]
-        takes = max(map(len, [measure.heading, *words])) + 2
+    cells = {
+        measure: [row.measures[measure.name].words(measure.digits, len(row.seeds)) for row in found]
+        for measure in shown(found)
+    }
+    columns = [(measure, [measure.heading, *words]) for measure, words in cells.items()]
+    return in_groups(columns, width - max(len(row.label) for row in found))
+
+
+def in_groups(columns: Iterable[tuple[T, Sequence[str]]], room: int) -> Iterator[list[T]]:
+    """Columns, each with all its cells, in groups that fit this room together with one for the seeds."""
+    group, used = list[T](), len("  seeds  ")
+    for column, cells in columns:
+        takes = max(map(len, cells)) + 2
         if group and used + takes > room:
             yield group
-            group, used = [], 0
-        group.append(measure)
+            group, used = [], len("  seeds  ")
+        group.append(column)
         used += takes
     yield group
 
