@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.fleet import PROGRAM, until
 
 INTERRUPTED = 130
+RESULTS = Path(__file__).parents[2] / "results"
 SHORT = ("--rounds", "3", "--set", "plan.steps=2", "--set", "evaluate_every=1")
 
 
@@ -117,6 +118,36 @@ def test_reproduce_lists_what_there_is_and_refuses_what_there_is_not(tmp_path: P
     assert fairfleet("reproduce", "table9", folder=tmp_path).returncode == 2
     done = fairfleet("reproduce", "B", "--rule", "FedProx", folder=tmp_path)
     assert "has no rules ['FedProx']" in done.stderr.replace("\n", " ")
+    done = fairfleet("reproduce", "B", "--setting", "X", folder=tmp_path)
+    assert "there are none to choose from" in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--quick"], "which table?"),
+        (["--rule", "FedAvg"], "which table?"),
+        (["B", "--page", "page.md"], "leave the name"),
+        (["--page", "page.md", "--json"], "leave the name"),
+        (["--page", "page.md", "--seeds", "2"], "which table?"),
+        (["--page", ".", "--results", str(RESULTS)], "cannot write ."),
+        (["--page", "/proc/none/page.md", "--results", str(RESULTS)], "cannot write /proc"),
+    ],
+)
+def test_wishes_that_reproduce_cannot_grant_are_refused(words: list[str], said: str, tmp_path: Path) -> None:
+    done = fairfleet("reproduce", *words, folder=tmp_path)
+    assert (done.returncode, said in done.stderr.replace("\n", " ")) == (2, True), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_comparison_whose_tables_cannot_be_written_is_shown_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "out" / "table.csv").mkdir(parents=True)
+    words = ("compare", *SHORT, "--rule", "fedavg", "--seeds", "1", "--output", "out", "--no-pictures")
+    done = fairfleet(*words, folder=tmp_path)
+    assert done.returncode == 2
+    assert "worst 5 %" in done.stdout
+    assert "cannot write out/table.csv" in done.stderr.replace("\n", " ")
+    assert len((tmp_path / "out" / "runs.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_reproduction_without_its_data_says_where_to_put_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fairfleet.common.errors import BadSettings
 from fairfleet.common.settings import read_model
@@ -158,6 +160,22 @@ def test_the_table_has_a_line_for_every_rule_and_codec() -> None:
     assert len(lines) == 2 + 4 + 1
     assert lines[3].startswith("| fedavg | int8 | 1 |")
     assert lines[3].endswith("| within 0.5 / 1.5 |")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_codecs_table_fits_the_terminal_whole(width: int) -> None:
+    runs = [
+        made(codec, seed, [0.5, 0.4], rule)
+        for rule in ("afl", "fedlf")
+        for codec in ("raw32", "int8")
+        for seed in (0, 1)
+    ]
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(paired.table(paired.rows(runs), width))
+    shown = console.export_text()
+    assert "…" not in shown
+    assert all(heading in shown for heading in paired.HEADINGS if heading not in paired.ABOVE)
+    assert "within 0.5 / 1.5" in shown
 
 
 def test_pieces_of_a_sweep_are_the_sweep(tmp_path: Path) -> None:

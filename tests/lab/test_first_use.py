@@ -199,14 +199,30 @@ def test_a_flag_that_would_do_nothing_is_refused() -> None:
     sweep = Sweep.model_validate({"base": SMALL, "rules": "fedavg", "settings": settings})
     assert [one.label for one in sweep.rules] == ["fedavg"]
     check_flags(sweep, ["rounds", "plan.learning_rate"])
-    for path in ("partition", "plan.batch_size", "plan", "rule"):
+    for path in ("partition", "plan.batch_size", "plan"):
         with pytest.raises(UsageError, match=f"{path} is given"):
             check_flags(sweep, [path])
-    with pytest.raises(UsageError, match="--seeds"):
-        check_flags(sweep, ["seed"])
-    check_flags(sweep, ["codec"])
-    with pytest.raises(UsageError, match="--codec"):
-        check_flags(sweep.model_copy(update={"codecs": ("raw32",)}), ["codec"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"base.seed": 77}, "base: seed has no effect"),
+        ({"base.rule": "fedlf", "rules": ["fedavg"]}, "base: rule has no effect"),
+        ({"settings": [{"label": "a", "seed": 5}]}, "settings, 'a': seed has no effect"),
+        ({"settings": [{"label": "a", "rule": "fedlf"}]}, "settings, 'a': rule has no effect"),
+        ({"rules": [{"label": "b", "rule": "fedlf", "codec": "int8"}], "codecs": ["raw32"]}, "codec has no effect"),
+        ({"base.codec": "int8", "codecs": ["raw32"]}, "codec has no effect"),
+        ({"rules": {"fedavg": 1}}, "expected a list"),
+        ({"seeds": []}, "seeds"),
+        ({"settings": []}, "settings"),
+        ({"name": ".."}, "name"),
+        ({"rules": ["fedfv,alpha=0.1,alpha=0.9"]}, "alpha more than once"),
+    ],
+)
+def test_a_sweep_that_says_what_cannot_be_done_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        read_model(Sweep, None, fields)
 
 
 def test_more_seeds_than_there_are_is_told() -> None:

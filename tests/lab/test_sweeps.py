@@ -172,6 +172,8 @@ def test_the_pareto_front_is_made_of_those_that_none_beats_in_both() -> None:
     dots = {dot.label: dot for dot in figures.dots(RUNS)}
     assert [dot.label for dot in figures.pareto(list(dots.values()))] == ["b"]
     assert (dots["c"].average, dots["c"].worst) == pytest.approx((50.0, 10.0))
+    equal = figures.dots([made("one", 0, [0.5, 0.5]), made("other", 0, [0.5, 0.5]), made("less", 0, [0.5, 0.4])])
+    assert {dot.label for dot in figures.pareto(equal)} == {"one", "other"}
 
 
 def test_the_report_holds_everything_and_fetches_nothing() -> None:
@@ -194,6 +196,8 @@ def test_lines_are_drawn_over_the_rounds_that_all_seeds_have() -> None:
     line = figures.lines(RUNS, "mean", 100.0)[0]
     assert (line.rounds, line.middle) == ([1, 2], pytest.approx([10.0, 20.0]))
     assert figures.lines(RUNS, "layer_conflicts") == []
+    early = made("a", 2, []).model_copy(update={"points": (), "failure": "diverged"})  # before its first evaluation
+    assert figures.lines([*RUNS, early], "mean", 100.0)[0] == line
     assert json.dumps(line.rounds)
 
 
@@ -206,6 +210,8 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_bits(
     fields = {"rounds": 12, "evaluate_every": 3, "plan": {"steps": 2}, "clients_per_round": 3, "judged": "average"}
     fields |= {"codec": "int8", "selection": "power_of_choice"}
     experiment, whole = Experiment.model_validate(fields | {"rule": rule}), tmp_path / "run.npz"
+    simulations: list[Simulation] = []
+    monkeypatch.setattr(runs, "Simulation", lambda made: simulations.append(Simulation(made)) or simulations[-1])
     expected = run(experiment)
     monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", -1.0)
 
@@ -223,6 +229,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_bits(
     assert found.losses == expected.losses
     assert found.personal == expected.personal
     assert found.points == expected.points
+    np.testing.assert_array_equal(simulations[-1].model.parameters, simulations[0].model.parameters)
     assert not whole.exists()
 
 
@@ -326,7 +333,51 @@ def test_an_experiment_with_two_names_is_run_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_a_table_fits_the_terminal_whole(width: int) -> None:
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(tables.table(tables.rows([*RUNS, made("a rule of many words", 0, [0.1, 0.2], "other")]), width))
+    lost = [made("lost", seed, []).model_copy(update={"failure": "diverged"} if seed else {}) for seed in range(11)]
+    long = made("a rule of many words", 0, [0.1, 0.2], "other")
+    console.print(tables.table(tables.rows([*RUNS, *lost, long]), width))
     shown = console.export_text()
     assert "…" not in shown
     assert all(shown.count(measure.heading) >= 2 for measure in tables.MEASURES)
+
+
+def test_a_short_name_takes_as_much_room_as_its_heading() -> None:
+    for width in range(60, 140):
+        console = Console(width=width, file=io.StringIO(), record=True)
+        console.print(tables.table(tables.rows(RUNS), width))
+        assert "…" not in console.export_text()
+
+
+def test_seeds_that_failed_are_told_beside_a_mean_of_those_that_are_left() -> None:
+    failed = [made("a", seed, [0.1, 0.1]).model_copy(update={"failure": "it diverged"}) for seed in (2, 3)]
+    row = tables.rows([*RUNS, *failed])[0]
+    assert row.seeds_words == "2 of 4"
+    assert tables.failures([*RUNS, *failed]) == ["a, seed 2: it diverged", "a, seed 3: it diverged"]
+    page = report.page("mine", [*RUNS, *failed])
+    assert "2 of 4" in page
+    assert "failed: a, seed 3: it diverged" in page
+
+
+def test_one_seed_has_no_spread() -> None:
+    assert tables.as_json(tables.rows(RUNS))[1]["average_over_seeds"] is None
+    assert tables.spread([math.nan, 1.0, math.nan]).words(2) == "1.00"
+    assert tables.spread([1.0, 1.0]).words(2) == "1.00 ± 0.00"
+
+
+def test_a_file_of_another_kind_is_not_written_to(tmp_path: Path) -> None:
+    for content in (b"eggs\nmilk\n", b"\x89PNG\r\n\x1a\n\xff"):
+        (tmp_path / "list.txt").write_bytes(content)
+        with pytest.raises(UsageError, match="line 1, is not a run"):
+            run_sweep(list(sweep().planned()), Ledger(tmp_path / "list.txt"), Means(), NOBODY)
+        assert (tmp_path / "list.txt").read_bytes() == content
+
+
+def test_settings_and_rules_of_any_name_are_drawn(tmp_path: Path) -> None:
+    """Formulas that are none, names that differ in marks alone, and one that matplotlib would leave out."""
+    labels = [(r"$\nope$", "lr+1"), ("_mine", "lr-1"), ("plain", r"$\q$"), ("plain", "!!")]
+    drawn = [made(label, seed, [0.2, 0.4], setting) for label, setting in labels for seed in (0, 1)]
+    written = plots.draw(drawn, tmp_path, "mine")
+    assert len(set(written)) == len(list(tmp_path.iterdir())) == 4 * len(plots.KINDS)
+    axes = plots.plt.figure().add_subplot()
+    plots.curve(axes, drawn[2:4], "mean", "")
+    assert [text.get_text().strip() for text in axes.get_legend().get_texts()] == ["_mine"]

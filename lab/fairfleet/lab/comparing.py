@@ -38,17 +38,13 @@ def compare(
         run_sweep(planned, ledger, Means(data_dir, workers), None if as_json else console)
     finally:  # also on Ctrl-C: what is there is shown
         if runs := finished(planned, ledger):
-            write(sweep.name, planned, runs, folder, pictures)
             show(sweep, planned, runs, folder, console, as_json)
+            write(sweep.name, planned, runs, folder, pictures)
 
 
 def check_flags(sweep: Sweep, paths: Sequence[str]) -> None:
     """A flag changes what all runs have in common: it would do nothing where rules or settings say the same field."""
     for path in paths:
-        if path == "seed":
-            raise UsageError("seed is given, but a comparison runs several: give --seeds, or seeds in the YAML file")
-        if path == "codec" and sweep.codecs:
-            raise UsageError("codec is given, but the sweep has codecs of its own: give --codec instead")
         if own := [one.label for one in (*sweep.rules, *sweep.settings) if says(one.changes, path)]:
             raise UsageError(f"{path} is given, but the sweep's {', '.join(own)} say it themselves; change it there")
 
@@ -64,12 +60,15 @@ def show(
 ) -> None:
     found, pairs = tables.rows(runs), paired.rows(runs) if len(sweep.codecs) > 1 else []
     if as_json:
-        told = {"name": sweep.name, "folder": str(folder), "rows": tables.as_json(found)}
+        counts = {"runs_planned": len(planned), "runs_done": sum(run.complete for run in runs)}
+        told = {"name": sweep.name, "folder": str(folder), **counts, "rows": tables.as_json(found)}
         print(json.dumps(told | ({"codecs": paired.as_json(pairs)} if pairs else {})))
         return
     console.print(tables.table(found, console.width))
     if pairs:
-        console.print(paired.table(pairs))
+        console.print(paired.table(pairs, console.width))
+    for words in tables.failures(runs):
+        console.print(f"[red]failed[/] {escape(words)}")
     done = sum(run.complete for run in runs)
     if done < len(planned):
         console.print(f"[bold]stopped[/] after {done} of {len(planned)} runs; the same command goes on")
@@ -77,15 +76,29 @@ def show(
 
 
 def write(name: str, planned: Sequence[Planned], runs: Sequence[Run], folder: Path, pictures: bool) -> None:
+    try:
+        write_tables(runs, folder)
+        if pictures:
+            draw(name, planned, [run for run in runs if run.complete], folder)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {error.filename}: {error.strerror}. The runs are kept; give another --output, or mend this "
+            "one and run the same command"
+        ) from None
+
+
+def write_tables(runs: Sequence[Run], folder: Path) -> None:
     found = tables.rows(runs)
     (folder / "table.csv").write_text(tables.as_csv(found), encoding="utf-8")
     (folder / "table.json").write_text(json.dumps(tables.as_json(found), indent=1) + "\n", encoding="utf-8")
-    if not pictures:
-        return
+
+
+def draw(name: str, planned: Sequence[Planned], done: Sequence[Run], folder: Path) -> None:
     from fairfleet.lab import plots, report
 
-    done = [run for run in runs if run.complete]
-    remark = f"{len(done)} of {len(planned)} runs, {sum(run.rounds for run in done)} rounds in all."
+    failed = sum(bool(run.failure) for run in done)
+    remark = f"{len(done)} of {len(planned)} runs, {sum(run.rounds for run in done)} rounds in all"
+    remark += f"; {failed} of them failed." if failed else "."
     (folder / "report.html").write_text(report.page(f"Comparison {name}", done, remark), encoding="utf-8")
     plots.draw(done, folder, name)
 

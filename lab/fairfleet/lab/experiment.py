@@ -151,6 +151,9 @@ def rule_named(text: str, after: str | None = None) -> Recipe:
 
 def _taken_apart(text: str) -> tuple[str, dict[str, str]]:
     name, *pairs = text.replace(" ", "").split(",")
+    names = [pair.partition("=")[0] for pair in pairs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"rule {text} says {', '.join(twice)} more than once: say it once")
     return name, {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
 
 

@@ -61,7 +61,7 @@ def lines(runs: Sequence[Run], field: str, scale: float = 1.0) -> list[Line]:
     """A field of the evaluated points, for every rule."""
     found = []
     for label in labels(runs):
-        curves = [_curve(run.points, field, scale) for run in runs if run.label == label]
+        curves = [_curve(run.points, field, scale) for run in runs if run.label == label and run.points]
         common = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
         if not common:
             continue
@@ -95,5 +95,11 @@ def dots(runs: Sequence[Run]) -> list[Dot]:
 
 def pareto(found: Sequence[Dot]) -> list[Dot]:
     """Those that no other beats in both, from the fairest to the most accurate."""
-    best = [d for d in found if not any(o.average >= d.average and o.worst >= d.worst and o != d for o in found)]
+    best = [dot for dot in found if not any(_beats(other, dot) for other in found)]
     return sorted(best, key=lambda dot: dot.average)
+
+
+def _beats(other: Dot, dot: Dot) -> bool:
+    """Nowhere below, and somewhere above: of two that are equal, neither."""
+    mine, theirs = (dot.average, dot.worst), (other.average, other.worst)
+    return all(their >= my for my, their in zip(mine, theirs, strict=True)) and theirs != mine

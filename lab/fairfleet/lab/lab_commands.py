@@ -140,6 +140,10 @@ def reproduce_command(
     check_torch("reproduce")
     from fairfleet.lab import reproducing
 
+    if name is None and (quick or seeds or rule or setting):
+        raise UsageError("which table? `fairfleet reproduce` without anything lists them")
+    if page is not None and (name or as_json):
+        raise UsageError("--page writes all tables from their records and runs none: leave the name and --json out")
     if page is not None:
         reproducing.write(page, results)
     elif name is None:

@@ -67,18 +67,18 @@ def picture(shares: LabelShares, title: str, path: Path) -> None:
         from matplotlib.figure import Figure  # not pyplot: no display, and nothing global
     except ModuleNotFoundError as error:
         raise UsageError("pictures need matplotlib: pip install 'fairfleet[plots]'") from error
-    figure = Figure(figsize=(10, 5), layout="constrained")
     with mpl.rc_context({"text.parse_math": False}):  # names are people's own, and may have a $ in them
+        figure = Figure(figsize=(10, 5), layout="constrained")
         axes = figure.add_subplot()
         clients, classes = shares.counts.shape
         (_bars if clients <= MOST_BARS and classes <= MOST_COLOURS else _image)(axes, shares)
         axes.set_title(title, loc="left")
         axes.set_xlabel("client")
         axes.locator_params(axis="x", integer=True)  # there is no client 0.5
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise UsageError(f"cannot write the picture {path}: {error.strerror}") from error
+        try:
+            figure.savefig(path, dpi=150)
+        except OSError as error:
+            raise UsageError(f"cannot write the picture {path}: {error.strerror}") from error
 
 
 def _bars(axes: Axes, shares: LabelShares) -> None:

@@ -6,15 +6,16 @@ A codec is judged by the mean of these differences, not by the difference of two
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.markup import escape
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from fairfleet.lab.records import Run
-from fairfleet.lab.tables import Spread, spread
+from fairfleet.lab.tables import Spread, in_groups, spread
 
 RAW = "raw32"
 
@@ -168,7 +169,7 @@ ABOVE = ("MB a round", "average", "σ", "worst 10 %")
 
 
 def cells(row: Row) -> list[str]:
-    three = [spread.words(2, 1) for spread in (row.average, row.deviation, row.worst_10)]
+    three = [_known(one.mean, ".2f") or "-" for one in (row.average, row.deviation, row.worst_10)]
     return [
         row.label,
         row.codec,
@@ -187,15 +188,24 @@ def _known(value: float, form: str, unit: str = "") -> str:
     return f"{value:{form}}{unit}" if math.isfinite(value) else ""
 
 
-def table(found: Sequence[Row]) -> Table:
-    """For a terminal, under the tables that have the accuracies themselves."""
+def table(found: Sequence[Row], width: int = 200) -> Group:
+    """For a terminal of this width, under the tables that have the accuracies themselves."""
+    columns = {
+        heading: [cells(row)[at] for row in found] for at, heading in enumerate(HEADINGS) if heading not in ABOVE
+    }
+    columns["rule"] = [f"{row.setting} {row.label}".strip() for row in found]
+    first = {heading: columns.pop(heading) for heading in ("rule", "codec", "seeds")}
+    beside = [[heading, *words] for heading, words in first.items()]
+    groups = in_groups(((heading, [heading, *words]) for heading, words in columns.items()), beside, width)
+    return Group(*(_part(first | {heading: columns[heading] for heading in group}) for group in groups))
+
+
+def _part(columns: Mapping[str, Sequence[str]]) -> Table:
     out = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    shown = [at for at, heading in enumerate(HEADINGS) if heading not in ABOVE]
-    for at in shown:
-        out.add_column(HEADINGS[at], justify="left" if HEADINGS[at] in WORDS else "right", no_wrap=at > 0)
-    for row in found:
-        first, *rest = (escape(cells(row)[at]) for at in shown)
-        out.add_row(f"{escape(row.setting)} {first}".strip(), *rest)
+    for heading in columns:
+        out.add_column(heading, justify="left" if heading in WORDS else "right", no_wrap=True)
+    for line in zip(*columns.values(), strict=True):
+        out.add_row(*map(Text, line))
     return out
 
 

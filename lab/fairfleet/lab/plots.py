@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 
 import matplotlib as mpl
@@ -22,14 +23,14 @@ KINDS = (*CURVES, "clients", "pareto")
 
 def draw(runs: Sequence[Run], folder: Path, name: str, kinds: Collection[str] = KINDS) -> list[Path]:
     """The pictures of every setting: curves over the rounds, distributions, the Pareto plot; returns the files."""
-    written = []
+    written: list[Path] = []
     for setting in figures.settings(runs):
         here = [run for run in runs if run.setting == setting and run.points]
         if not tables.with_result(here):
             continue  # all failed: there is nothing to compare
         stem = "-".join(part for part in (name, _file_name(setting)) if part)
         for kind in kinds:
-            written.append(folder / f"{stem}-{kind.replace('_', '-')}.png")
+            written.append(_unused(folder / f"{stem}-{kind.replace('_', '-')}.png", written))
             with _axes(written[-1], setting) as axes:
                 if kind in CURVES:
                     curve(axes, here, kind, CURVES[kind])
@@ -44,7 +45,7 @@ def curve(axes: Axes, runs: Sequence[Run], field: str, title: str) -> None:
     known = figures.labels(runs)
     for line in figures.lines(runs, field, 100.0):
         colour = figures.colour(line.label, known)
-        axes.plot(line.rounds, line.middle, color=colour, label=line.label, linewidth=1.4)
+        axes.plot(line.rounds, line.middle, color=colour, label=_legend(line.label), linewidth=1.4)
         axes.fill_between(line.rounds, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel("round")
     axes.set_ylabel(figures.of_honest(title, runs) if field in figures.ACCURACIES else title)
@@ -68,7 +69,13 @@ def pareto(axes: Axes, runs: Sequence[Run]) -> None:
     for dot in found:
         colour = figures.colour(dot.label, known)
         axes.errorbar(
-            dot.average, dot.worst, dot.worst_spread, dot.average_spread, fmt="o", color=colour, label=dot.label
+            dot.average,
+            dot.worst,
+            dot.worst_spread,
+            dot.average_spread,
+            fmt="o",
+            color=colour,
+            label=_legend(dot.label),
         )
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))  # labels beside crowded dots cannot be read
     axes.set_xlabel(figures.of_honest("average accuracy (%)", runs))
@@ -77,14 +84,25 @@ def pareto(axes: Axes, runs: Sequence[Run]) -> None:
 
 @contextmanager
 def _axes(path: Path, title: str) -> Iterator[Axes]:
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     with mpl.rc_context({"text.parse_math": False}):  # names are people's own, and may have a $ in them
+        figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
         yield axes
         axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.25)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+        axes.grid(alpha=0.25)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
+
+
+def _legend(label: str) -> str:
+    """A label that begins with a line would be left out."""
+    return f" {label}" if label.startswith("_") else label
+
+
+def _unused(path: Path, written: Collection[Path]) -> Path:
+    """Settings of different names may have the same letters and digits."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(one for one in chain([path], numbered) if one not in written)
 
 
 def _file_name(text: str) -> str:

@@ -169,9 +169,9 @@ class InMemory(Ledger):
 
 
 def _cut_short(line: bytes) -> bool:
-    """Perhaps in the middle of a character."""
+    """Perhaps in the middle of a character. What does not begin like a run is of another kind of file."""
     try:
         json.loads(line)
     except ValueError:
-        return True
+        return not line or line.startswith(b"{")
     return False

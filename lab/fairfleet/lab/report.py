@@ -44,7 +44,8 @@ curves reach from the lowest to the highest seed. ρ: share of a round's clients
 def _section(setting: str, runs: Sequence[Run]) -> str:
     heading = f"<h2>{html.escape(setting)}</h2>" if setting else ""
     drawn = "\n".join(_embedded(figure) for figure in _figures(runs))
-    return f"{heading}\n<div class='wide'>{_table(runs)}</div>\n{drawn}"
+    failed = "".join(f"<li>failed: {html.escape(words)}</li>" for words in tables.failures(runs))
+    return f"{heading}\n<div class='wide'>{_table(runs)}</div>\n<ul>{failed}</ul>\n{drawn}"
 
 
 def _figures(runs: Sequence[Run]) -> Iterator[go.Figure]:
@@ -63,6 +64,7 @@ def curve(runs: Sequence[Run], field: str, title: str, scale: float) -> go.Figur
         figure.add_scatter(
             x=line.rounds + line.rounds[::-1],
             y=line.high + line.low[::-1],
+            mode="lines",
             fill="toself",
             fillcolor=colour,
             opacity=0.15,
@@ -133,8 +135,8 @@ def _table(runs: Sequence[Run]) -> str:
     measures = tables.shown(rows)
     headings = "".join(f"<th>{html.escape(m.heading)}</th>" for m in measures)
     lines = [
-        f"<tr><td>{html.escape(row.label)}</td><td>{len(row.seeds) or 'failed'}</td>"
-        + "".join(f"<td>{row.measures[m.name].words(m.digits, len(row.seeds))}</td>" for m in measures)
+        f"<tr><td>{html.escape(row.label)}</td><td>{row.seeds_words}</td>"
+        + "".join(f"<td>{row.measures[m.name].words(m.digits)}</td>" for m in measures)
         + f"<td>{row.seconds:.1f}</td></tr>"
         for row in rows
     ]

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fairfleet.common.errors import UsageError
 from fairfleet.lab import options, tables
+from fairfleet.lab.comparing import check_plots
 from fairfleet.lab.records import Ledger, Run
 from fairfleet.lab.reproductions import LETTERS, reproduction
 from fairfleet.lab.reproductions.base import Column, Line, Reproduction, Verdict
@@ -48,7 +49,11 @@ def reproduce(
 
 
 def write(page: Path, results: Path) -> None:
-    print(write_page(page, results))
+    check_plots()
+    try:
+        print(write_page(page, results))
+    except OSError as error:
+        raise UsageError(f"cannot write {page}: {error.strerror}; give the path of a file") from None
 
 
 def show_list(as_json: bool) -> None:
@@ -67,9 +72,8 @@ def selected(
     known = {"rules": {one.label for one in sweep.rules}, "settings": {one.label for one in sweep.settings}}
     for what, asked in (("rules", rules), ("settings", settings)):
         if unknown := set(asked) - known[what]:
-            raise UsageError(
-                f"{sweep.name} has no {what} {sorted(unknown)}; there are {', '.join(sorted(known[what]))}"
-            )
+            there_are = ", ".join(sorted(known[what] - {""})) or "none to choose from"
+            raise UsageError(f"{sweep.name} has no {what} {sorted(unknown)}; there are {there_are}")
     return [
         one
         for one in sweep.planned()
@@ -102,17 +106,17 @@ def show(chosen: Reproduction, runs: Sequence[Run], quick: bool, console: Consol
         words = "[green]agrees[/]  " if verdict.holds else "[red]differs[/] "
         console.print(f"{words} {escape(verdict.words)}")
     if quick:
-        console.print("A quick run is far shorter than the published one: its figures say little.", style="dim")
-    for failed in (run for run in runs if run.failure):
-        console.print(f"[red]failed[/]   {failed.label}, seed {failed.experiment.seed}: {escape(failed.failure)}")
+        console.print("A quick run has fewer rounds or seeds than the published one: it is not judged.", style="dim")
+    for words in tables.failures(runs):
+        console.print(f"[red]failed[/]   {escape(words)}")
 
 
 def side_by_side(chosen: Reproduction, lines: Sequence[Line], width: int) -> Group:
     """Two rows for each rule: what came out here, and what was published; in as many parts as the width asks for."""
     cells = {column.name: cells_of(lines, column) for column in chosen.columns}
     cells["seconds a run"] = [word for line in lines for word in (f"{line.seconds:.0f}", "")]
-    names = [line.name for line in lines]
-    groups = tables.in_groups(((name, [name, *own]) for name, own in cells.items()), width - max(map(len, names)))
+    beside = [["  published", *(line.name for line in lines)], ["seeds"]]
+    groups = tables.in_groups(((name, [name, *own]) for name, own in cells.items()), beside, width)
     parts = (part(lines, {name: cells[name] for name in group}) for group in groups)
     return Group(*(shown for one in parts for shown in (one, "")))
 
@@ -122,7 +126,7 @@ def cells_of(lines: Sequence[Line], column: Column) -> list[str]:
     found = []
     for line in lines:
         published = line.published.get(column.name)
-        found.append(line.measured[column.name].words(column.digits, line.seeds))
+        found.append(line.measured[column.name].words(column.digits))
         found.append("" if published is None else f"{published:.{column.digits}f}")
     return found
 
@@ -147,7 +151,7 @@ def told(chosen: Reproduction, lines: Sequence[Line], verdicts: Sequence[Verdict
                 "rule": line.label,
                 "seeds": line.seeds,
                 "measured": {name: one.mean for name, one in line.measured.items()},
-                "over_seeds": {name: one.deviation for name, one in line.measured.items()},
+                "over_seeds": {name: one.deviation for name, one in line.measured.items()},  # null: of one seed
                 "published": dict(line.published),
             }
             for line in lines

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,7 +20,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fairfleet.common.errors import BadSettings
 from fairfleet.lab.experiment import Experiment
 from fairfleet.lab.records import Ledger, Run
 from fairfleet.lab.runs import Names, run
@@ -50,18 +49,34 @@ class Sweep(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(default="comparison", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    name: str = Field(default="comparison", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")  # also of a folder
     base: dict[str, Any] = Field(default_factory=dict, description="fields of an experiment")
     rules: tuple[Variant, ...] = Field(default=(), validate_default=True)
-    seeds: tuple[NonNegativeInt, ...] = (0, 1, 2)
-    settings: tuple[Variant, ...] = (Variant(),)
+    seeds: tuple[NonNegativeInt, ...] = Field(default=(0, 1, 2), min_length=1)
+    settings: tuple[Variant, ...] = Field(default=(Variant(),), min_length=1)
     codecs: tuple[str, ...] = Field(default=(), description="each a part of every setting; none: the experiment's own")
 
     @field_validator("rules", mode="before")
     @classmethod
     def _named_rules(cls, rules: Any) -> Any:
+        if isinstance(rules, Mapping):
+            raise ValueError("expected a list: each rule behind a dash")
         chosen = [rules] if isinstance(rules, str) else rules or DEFAULT_RULES
         return tuple({"label": one, "rule": one} if isinstance(one, str) else _labelled(one) for one in chosen)
+
+    @model_validator(mode="after")
+    def _nothing_is_said_in_vain(self) -> Sweep:
+        """What rules, seeds and codecs say of every run, nothing else can say."""
+        everywhere = {"base": self.base, **{f"settings, {one.label!r}": one.changes for one in self.settings}}
+        ruled = {f"rules, {one.label!r}": one.changes for one in self.rules}
+        for place, changes in (everywhere | ruled).items():
+            if "seed" in changes:
+                raise ValueError(f"{place}: seed has no effect, since a sweep runs its seeds; say seeds: [...] instead")
+            if "codec" in changes and self.codecs:
+                raise ValueError(f"{place}: codec has no effect beside codecs; say it there")
+            if "rule" in changes and place in everywhere:
+                raise ValueError(f"{place}: rule has no effect, since a sweep runs its rules; say rules: [...] instead")
+        return self
 
     @model_validator(mode="after")
     def _all_experiments_are_right(self) -> Sweep:
@@ -91,13 +106,6 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
             inner = out.get(key)
             out[key] = merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
     return out
-
-
-def checked(values: Mapping[str, Any]) -> Sweep:
-    try:
-        return Sweep.model_validate(values)
-    except ValidationError as error:
-        raise BadSettings(f"this sweep is not right: {error}") from None
 
 
 @dataclass(frozen=True)

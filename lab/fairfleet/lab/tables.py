@@ -57,12 +57,12 @@ class Spread(NamedTuple):
     """Over seeds."""
 
     mean: float
-    deviation: float  # of the sample; 0 for a single seed
+    deviation: float  # of the sample; NaN where fewer than two seeds are known
 
-    def words(self, digits: int, seeds: int) -> str:
+    def words(self, digits: int) -> str:
         if not math.isfinite(self.mean):
             return "-"
-        return f"{self.mean:.{digits}f}" + (f" ± {self.deviation:.{digits}f}" if seeds > 1 else "")
+        return f"{self.mean:.{digits}f}" + (f" ± {self.deviation:.{digits}f}" if math.isfinite(self.deviation) else "")
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,21 @@ class Row:
     seeds: tuple[int, ...]
     measures: dict[str, Spread]
     seconds: float  # mean of a run
-    failures: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()  # one for each run that failed
+
+    @property
+    def seeds_words(self) -> str:
+        """A mean over those that were left tells little of a rule whose other seeds diverged."""
+        if not self.failures:
+            return str(len(self.seeds))
+        return f"{len(self.seeds)} of {len(self.seeds) + len(self.failures)}" if self.seeds else "failed"
 
 
 def spread(values: Sequence[float]) -> Spread:
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return Spread(math.nan, math.nan)
-    return Spread(float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0)
+    return Spread(float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else math.nan)
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
@@ -96,6 +103,15 @@ def rows(runs: Sequence[Run]) -> list[Row]:
 def with_result(runs: Sequence[Run]) -> list[Run]:
     """Without those that failed, and those whose honest clients have nothing to be tested on."""
     return [run for run in runs if not run.failure and run.honest]
+
+
+def failures(runs: Sequence[Run]) -> list[str]:
+    """In words, which runs failed and why."""
+    return [
+        f"{' '.join(part for part in (run.setting, run.label) if part)}, seed {run.experiment.seed}: {run.failure}"
+        for run in runs
+        if run.failure
+    ]
 
 
 def _row(setting: str, label: str, runs: Sequence[Run], measures: Sequence[Measure]) -> Row:
@@ -128,25 +144,30 @@ def shown(found: Sequence[Row]) -> list[Measure]:
 
 def _fitting(found: Sequence[Row], width: int) -> Iterator[list[Measure]]:
     """The measures in groups whose columns fit beside the rules' names."""
-    cells = {
-        measure: [row.measures[measure.name].words(measure.digits, len(row.seeds)) for row in found]
-        for measure in shown(found)
-    }
+    cells = {measure: [row.measures[measure.name].words(measure.digits) for row in found] for measure in shown(found)}
     columns = [(measure, [measure.heading, *words]) for measure, words in cells.items()]
-    return in_groups(columns, width - max(len(row.label) for row in found))
+    beside = [["rule", *(row.label for row in found)], ["seeds", *(row.seeds_words for row in found)]]
+    return in_groups(columns, beside, width)
 
 
-def in_groups(columns: Iterable[tuple[T, Sequence[str]]], room: int) -> Iterator[list[T]]:
-    """Columns, each with all its cells, in groups that fit this room together with one for the seeds."""
-    group, used = list[T](), len("  seeds  ")
-    for column, cells in columns:
-        takes = max(map(len, cells)) + 2
-        if group and used + takes > room:
+def in_groups(
+    columns: Iterable[tuple[T, Sequence[str]]], beside: Iterable[Sequence[str]], width: int
+) -> Iterator[list[T]]:
+    """Columns in groups that fit the width, each group beside the same first ones; all with the words in them."""
+    first = sum(map(_takes, beside))
+    group, used = list[T](), first
+    for column, words in columns:
+        if group and used + _takes(words) > width:
             yield group
-            group, used = [], len("  seeds  ")
+            group, used = [], first
         group.append(column)
-        used += takes
+        used += _takes(words)
     yield group
+
+
+def _takes(words: Sequence[str]) -> int:
+    """A column's width, and the space behind it."""
+    return max(map(len, words)) + 2
 
 
 def _table(found: Sequence[Row], measures: Sequence[Measure]) -> Table:
@@ -157,7 +178,7 @@ def _table(found: Sequence[Row], measures: Sequence[Measure]) -> Table:
         out.add_column(measure.heading, justify="right", no_wrap=True)
     for row in found:
         cells = [_cell(row, measure, found) for measure in measures]
-        out.add_row(Text(row.label), str(len(row.seeds)) if row.seeds else "failed", *cells)
+        out.add_row(Text(row.label), row.seeds_words, *cells)
     return out
 
 
@@ -165,7 +186,7 @@ def _cell(row: Row, measure: Measure, rivals: Sequence[Row]) -> str:
     own = row.measures[measure.name]
     known = [other.measures[measure.name].mean for other in rivals]
     best = max((measure.better * value for value in known if math.isfinite(value)), default=math.nan)
-    words = own.words(measure.digits, len(row.seeds))
+    words = own.words(measure.digits)
     return f"[bold]{words}[/]" if len(rivals) > 1 and measure.better * own.mean == best else words
 
 
