@@ -22,11 +22,11 @@ Each cell is what came out here, mean ± standard deviation over the seeds, and 
 Accuracies are on every client's own test data. Times are on the wall, of a machine with two cores that did much else
 beside and paused some runs: they say what was waited, not what the work takes.
 """
-AUTHORS = "The authors' own program on the same data, unchanged, with what was published in brackets:"
+AUTHORS = "The authors' own program on the same data, with what was published in brackets:"
 
 
 def figure_words(line: Line, column: Column) -> str:
-    own = line.measured[column.name].words(column.digits, line.seeds)
+    own = line.measured[column.name].words(column.digits)
     published = line.published.get(column.name)
     return own if published is None else f"{own} ({published:.{column.digits}f})"
 
@@ -35,6 +35,8 @@ def write_page(path: Path, results: Path) -> str:
     """Returns in words what was written."""
     if not any((results / f"{name}.jsonl").exists() for name in REPRODUCTIONS):
         raise UsageError(f"there are no records in {results}: nothing is written; --results says where they are")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.open("ab").close()  # before the pictures are drawn beside it
     sections, pictures = [OPENING], path.parent / "images"
     for one in REPRODUCTIONS.values():
         runs = recorded(one, results)
@@ -49,11 +51,13 @@ def recorded(one: Reproduction, results: Path) -> list[Run]:
 
 
 def section(one: Reproduction, runs: Sequence[Run], theirs: Sequence[Run], pictures: Path | None) -> Iterator[str]:
-    yield f"## {one.title}\n\n{_wrapped(one.about)}\n\n```\nfairfleet reproduce {one.name}\n```\n"
-    if not runs:
+    lines = one.lines(runs)
+    seeds = max((line.seeds for line in lines), default=0)
+    command = f"fairfleet reproduce {one.name}" + (f" --seeds {seeds}" if seeds else "")
+    yield f"## {one.title}\n\n{_wrapped(one.about)}\n\n```\n{command}\n```\n"
+    if not lines:
         yield "Not run yet.\n"
         return
-    lines = one.lines(runs)
     yield from table(one, lines)
     yield ""
     for verdict in one.verdicts(lines):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
 from fairfleet.lab.records import Run
@@ -109,8 +110,14 @@ class Reproduction:
         within = f"{line.name}: {_listed([c.name for c in judged if c.name not in far])} within {_tolerances(judged)}"
         if not far:
             return Verdict(True, f"{within} of the published figures")
-        words = _listed([f"{name} {off[name]:+.{line.digits[name]}f}" for name in far])
+        words = _listed([_off_by(off[c.name], c) for c in judged if c.name in far])
         return Verdict(False, f"{line.name}: off by more than {_tolerances(judged)}: {words}")
+
+
+def _off_by(difference: float, column: Column) -> str:
+    """With the table's digits, or one more: 0.0204 is more than 0.02."""
+    unclear = round(abs(difference), column.digits) <= (column.tolerance or 0.0)
+    return f"{column.name} {difference:+.{column.digits + unclear}f}"
 
 
 def _tolerances(columns: Sequence[Column]) -> str:
@@ -134,14 +141,20 @@ def above(better: str, worse: str, *columns: str, setting: str = "") -> Claim:
         if not seeds:
             return None
         gains = {
-            column: sum(a.by_seed[seed][column] - b.by_seed[seed][column] for seed in seeds) / len(seeds)
-            for column in columns
+            column: [a.by_seed[seed][column] - b.by_seed[seed][column] for seed in sorted(seeds)] for column in columns
         }
-        words = ", ".join(f"{column} {gain:+.{a.digits[column]}f}" for column, gain in gains.items())
+        words = ", ".join(_gained(column, own, a.digits[column]) for column, own in gains.items())
         over = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
-        return Verdict(min(gains.values()) > 0, f"{first} above {second}: {words} ({over})")
+        return Verdict(min(map(fmean, gains.values())) > 0, f"{first} above {second}: {words} ({over})")
 
     return claim
+
+
+def _gained(column: str, by_seed: Sequence[float], digits: int) -> str:
+    """The mean, and where the seeds do not agree on its sign, each of them."""
+    words = f"{column} {fmean(by_seed):+.{digits}f}"
+    agreed = min(by_seed) > 0 or max(by_seed) <= 0
+    return words if agreed else f"{words}, by seed {' '.join(f'{gain:+.{digits}f}' for gain in by_seed)}"
 
 
 def percent(name: str) -> Callable[[Run], float]:
