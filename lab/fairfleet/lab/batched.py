@@ -24,7 +24,8 @@ from fairfleet.lab.perceptron import LayerGradient, Perceptron, Stack, backward,
 from fairfleet.lab.solvers import solver_for
 
 GATHERED = 1 << 18  # values of samples that are laid out in one go, for as many steps as that is
-LANE = 8  # clients trained together at most: their weights should stay near the core
+LANE = 8  # clients are trained together at most, and more only of small models:
+NEAR = 1 << 16  # so many weights in all, which stay near the core
 
 
 class Place(NamedTuple):
@@ -67,12 +68,18 @@ class BatchedTrainer:
         return Served(np.array([accuracy for _, accuracy in found]), np.array([loss for loss, _ in found]))
 
     def _lanes(self, places: list[Place]) -> list[list[Place]]:
-        """Who trains together: like with like. A client that takes all its samples at once has enough to do alone."""
+        """Who trains together: like with like. A client that takes all its samples at once has enough to do alone.
+
+        Steps of models so small that all of them fit one lane are mostly Python, of which one thread runs at a time:
+        two lanes would only wait for each other.
+        """
         alone = [[place] for place in places if self._takes_all(place.work)]
         rest = [place for place in places if not self._takes_all(place.work)]
         rest.sort(key=lambda place: -self._steps(place.work))
-        rounds = math.ceil(len(rest) / (LANE * self.workers))  # every worker gets as many lanes
-        return alone + [lane for k in range(rounds * self.workers) if (lane := rest[k :: rounds * self.workers])]
+        together = NEAR // self.network.size
+        each = max(LANE, together) * self.workers
+        count = 1 if len(rest) <= together else math.ceil(len(rest) / each) * self.workers  # as many for every worker
+        return alone + [lane for k in range(count) if (lane := rest[k::count])]
 
     def _takes_all(self, work: Work) -> bool:
         return work.plan.batches_in_epoch(self._train.count(work.client)) == 1

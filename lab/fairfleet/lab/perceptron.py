@@ -54,9 +54,14 @@ class Perceptron:
                 layers.append(Dense(part.in_features, part.out_features, spans[f"{prefix}weight"], bias, follows))
             elif not (type(part) is nn.ReLU and at and type(parts[at - 1][1]) is nn.Linear):
                 return None
-        used = sum(layer.inputs * layer.outputs + (layer.outputs if layer.bias else 0) for layer in layers)
-        whole = used == signature.size(Section.PARAMETERS) and not signature.size(Section.BUFFERS)
-        return cls(tuple(layers), softmax) if layers and whole and not layers[-1].relu else None
+        made = cls(tuple(layers), softmax)
+        whole = made.size == signature.size(Section.PARAMETERS) and not signature.size(Section.BUFFERS)
+        return made if layers and whole and not layers[-1].relu else None
+
+    @property
+    def size(self) -> int:
+        """How many parameters it has."""
+        return sum(layer.inputs * layer.outputs + (layer.outputs if layer.bias else 0) for layer in self.layers)
 
 
 def _parts(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
