@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fairfleet.common.errors import BadSettings, UsageError
+from fairfleet.common.errors import BadSettings, TaskFailed, UsageError
 from fairfleet.common.settings import read_model
 from fairfleet.lab import checkpoints, figures, plots, records, report, runs, tables
 from fairfleet.lab.experiment import Experiment, federation
@@ -304,6 +305,20 @@ def test_a_signal_is_put_off_until_the_round_is_over_and_a_second_one_is_not(sig
         assert second.stdout.strip() == "[6, 7, 8]"
     else:  # in the middle of a round there is nothing to keep
         assert not (tmp_path / "run.npz").exists()
+
+
+def test_a_signal_in_a_round_that_fails_ends_the_sweep_after_the_failure_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Simulation, *words: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise TaskFailed("it diverged")
+
+    monkeypatch.setattr(Simulation, "_train", interrupted)
+    planned, ledger = list(sweep().planned()), Ledger(tmp_path / "runs.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(planned, ledger, Means(), NOBODY)
+    assert [one.failure for one in finished(planned, ledger)] == ["it diverged"]
 
 
 def test_a_line_that_was_cut_inside_a_character_is_passed_over(tmp_path: Path) -> None:

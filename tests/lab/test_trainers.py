@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fairfleet.common.plan import Plan
+from fairfleet.lab import batched
 from fairfleet.lab.batched import BatchedTrainer
 from fairfleet.lab.cohort import FleetData, Measured, Wanted, Work
 from fairfleet.lab.federation import Federation, initial_model, trainer_for
@@ -47,7 +48,11 @@ def trained(made: Federation, engine: Any, plan: Plan, wanted: Wanted = Wanted()
 
 @pytest.mark.parametrize("softmax", [False, True], ids=["logits", "softmax twice"])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
-def test_batched_training_agrees_with_the_network_clients_task(plan: Plan, softmax: bool) -> None:
+@pytest.mark.parametrize("near", [batched.NEAR, 0], ids=["one lane", "a lane for each worker"])
+def test_batched_training_agrees_with_the_network_clients_task(
+    plan: Plan, softmax: bool, near: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batched, "NEAR", near)
     made = federation(model=partial(mlp, softmax=softmax))
     wanted = Wanted(gradient_norm=True, loss_after=True)
     expected, told = trained(made, "sequential", plan, wanted)

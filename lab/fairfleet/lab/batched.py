@@ -1,8 +1,8 @@
 """Local training of small dense models, several clients at a time on every core.
 
 Draws the same batches as the network client and takes the same steps, in another order of arithmetic: results agree
-with `sequential` to within rounding. How clients are dealt to the cores depends on their number alone, so a repeat
-on as many workers gives the same bits.
+with `sequential` to within rounding. How clients are dealt to the cores depends on their number and the model's size
+alone, so a repeat on as many workers gives the same bits.
 """
 
 from __future__ import annotations

@@ -55,18 +55,18 @@ def run(
     simulation = Simulation(federation(experiment, data_dir, engine, workers))
     check_judges(simulation)
     running = Running(experiment, key, simulation, names or Names(experiment.rule), checkpoint)
-    try:
-        with put_off() as end_if_asked:
+    with put_off() as end_if_asked:
+        try:
             for told in simulation.rounds():
                 running.take(told)
                 progress(simulation.done, experiment.rounds)
                 end_if_asked(before=running.save)
-    except TaskFailed as error:
-        running.failure = str(error)
-    finally:  # also on Ctrl-C: what was done is kept
-        found = running.told()
-        keep(found)
-        running.forget_checkpoint(found)
+        except TaskFailed as error:
+            running.failure = str(error)
+        finally:  # also on Ctrl-C: what was done is kept
+            found = running.told()
+            keep(found)
+            running.forget_checkpoint(found)
     return found
 
 
