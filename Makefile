@@ -1,17 +1,17 @@
-# Everything a newcomer needs: `make demo` and `make test`. Each target makes .venv by itself.
+# A newcomer needs only `make demo` and `make test`. Each target creates .venv by itself.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := proto common server client lab
-CODE := proto common server client lab tests benchmarks docker docs k8s
+CODE := proto common server client lab tests benchmarks docker docs k8s scripts
 
-.PHONY: demo test test-slow test-containers lint format proto bench dist clean \
+.PHONY: demo test test-slow test-containers lint format proto pins bench dist clean \
 	images image-server image-client image-client-lite image-client-cuda
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-# A stamp per set of extras, so that a second `make` installs nothing.
+# One stamp per set of extras, so that a second `make` installs nothing.
 .venv/.demo: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) -e '.[server,lab]'
 	@touch $@
@@ -20,28 +20,35 @@ CODE := proto common server client lab tests benchmarks docker docs k8s
 	$(PIP) -e '.[dev]'
 	@touch $@ .venv/.demo
 
-# The linter of the manifests wants other versions than we do, so it has an environment of its own.
+# The linter of the manifests needs other versions than the project, so it has its own environment.
 .checkov/.installed: k8s/checkov.txt
 	$(PYTHON) -m venv .checkov
 	.checkov/bin/pip install --quiet --disable-pip-version-check -c k8s/checkov.txt checkov
 	@touch $@
 
-demo: .venv/.demo  ## a real server and ten real clients train together, about a minute
+# So has the protobuf compiler: it generates stubs for protobuf 6, and programs run with protobuf 7.
+.protogen/.installed: proto/generate-requirements.txt
+	$(PYTHON) -m venv .protogen
+	.protogen/bin/pip install --quiet --disable-pip-version-check -r proto/generate-requirements.txt
+	@touch $@
+
+demo: .venv/.demo  ## train with a real server and ten real clients; about a minute
 	$(BIN)/fairfleet demo
 
-test: .venv/.dev  ## the tests, under ten minutes on two cores
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not containers'
+test: .venv/.dev .protogen/.installed  ## run the tests; under five minutes on two cores
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not containers'
 
-test-slow: .venv/.dev  ## the tests that take minutes
+test-slow: .venv/.dev  ## run the tests that take minutes
 	$(BIN)/pytest -n 2 --dist loadfile -m slow
 
-test-containers: .venv/.dev  ## builds the images and runs the compose federation; skipped where no engine can run
+test-containers: .venv/.dev  ## build the images and run the compose federation; skipped without a container engine
 	$(BIN)/pytest -m containers tests/containers
 
-lint: .venv/.dev .checkov/.installed  ## Python, Dockerfile, compose file and manifests; needs kubectl
+lint: .venv/.dev .checkov/.installed  ## check Python, Dockerfile, compose file and manifests; needs kubectl
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy $(SOURCES:%=-p fairfleet.%)
+	$(BIN)/lint-imports
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python k8s/lint.py .checkov/bin/checkov
@@ -50,15 +57,21 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-proto: .venv/.dev  ## generate the protobuf stubs anew from the .proto files
-	$(BIN)/python proto/generate.py
+proto: .protogen/.installed  ## generate the protobuf stubs from the .proto files
+	.protogen/bin/python proto/generate.py
 
-dist: .venv/.dev  ## a wheel and an sdist in dist/, of the version in pyproject.toml
+# The versions first, then an environment that has them, then the hashes of what is installed there.
+pins: .venv/.dev  ## renew all pinned versions and hashes from the package index; PyTorch's stays
+	$(BIN)/python scripts/renew_pins.py
+	$(MAKE) .venv/.dev
+	$(BIN)/python docker/hashes.py
+
+dist: .venv/.dev  ## build a wheel and an sdist in dist/, with the version in pyproject.toml
 	rm -rf dist
 	$(BIN)/hatchling build --directory dist
 
-# The images, tagged with the version. BUILD takes more words for `docker build`, such as --platform linux/arm64,
-# --build-arg BASE=… or --secret ….
+# The images, tagged with the version. BUILD has further arguments of `docker build`, such as
+# --platform linux/arm64, --build-arg BASE=… or --secret ….
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 REVISION := $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
 SOURCE := $(shell git remote get-url origin 2>/dev/null | sed -n 's,^https://\(.*@\)*,https://,p')
@@ -66,7 +79,7 @@ BUILD :=
 IMAGE = docker build --file docker/Dockerfile --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
 	--build-arg SOURCE=$(SOURCE) $(BUILD)
 
-images: image-server image-client-lite image-client  ## the three container images
+images: image-server image-client-lite image-client  ## build the three container images
 
 image-server:
 	$(IMAGE) --target server --tag fairfleet-server:$(VERSION) .
@@ -77,7 +90,7 @@ image-client-lite:  ## for tasks in numpy
 image-client:  ## for tasks in torch
 	$(IMAGE) --target client --build-arg TORCH=cpu --tag fairfleet-client:$(VERSION) .
 
-image-client-cuda:  ## for tasks in torch on NVIDIA's cards: several GB, so by itself
+image-client-cuda:  ## for tasks in torch on NVIDIA's cards: several GB, so not among `images`
 	$(IMAGE) --target client --build-arg TORCH=cuda --tag fairfleet-client-cuda:$(VERSION) .
 
 bench: .venv/.dev
@@ -85,8 +98,11 @@ bench: .venv/.dev
 	$(BIN)/python benchmarks/transport.py --clients 4 --params 10000000 --rounds 8 --json
 	$(BIN)/python benchmarks/aggregation.py --clients 10 --params 10000000 --json
 	$(BIN)/python benchmarks/aggregation.py --clients 100 --params 1000000 --json
+	$(BIN)/python benchmarks/aggregation.py --finite --json
+	$(BIN)/python benchmarks/aggregation_memory.py --json
+	$(BIN)/python benchmarks/history.py --json
 	$(BIN)/python benchmarks/simulation.py --json
 	$(BIN)/python benchmarks/telemetry.py --json
 
 clean:
-	rm -rf .venv .checkov .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf .venv .checkov .protogen .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

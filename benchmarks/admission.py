@@ -1,9 +1,10 @@
-"""What one cheating client of ten does to each rule, without and with admission: the table of docs/security.md.
+"""Print the table of docs/security.md: one cheating client of ten, with and without admission.
 
     fairfleet compare benchmarks/admission.yaml --output results/admission --workers 1 --no-pictures
     python benchmarks/admission.py results/admission/runs.jsonl
 
-Accuracies of the honest clients in percent, means over the seeds, `without → with`.
+The table shows accuracies of the honest clients in percent, as means over the seeds.
+Cells read `without → with`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fairfleet.lab.records import Ledger, Run
+from fairfleet.lab.experiments.run_log import Ledger, Run
 
 ADMITTED = " admitted"
-TURNED = slice(0, 2)  # places of the two clients that hold their images turned, by name
+TURNED = slice(0, 2)  # positions of the two clients whose images are rotated, ordered by name
 
 
 def main(file: Path) -> None:
+    """Print one table per setting of the runs in this file."""
     runs: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in Ledger(file).runs().values():
         if run.complete:
@@ -32,33 +34,52 @@ def main(file: Path) -> None:
         print("|---|---|---|---|---|")
         for rule in [label for label in by_rule if not label.endswith(ADMITTED)]:
             sides = [by_rule[rule], by_rule.get(rule + ADMITTED, [])]
-            cells = [" → ".join(measure(side) for side in sides if side) for measure in (mean, worst, turned)]
+            cells = [
+                " → ".join(measure(runs_of_side) for runs_of_side in sides if runs_of_side)
+                for measure in (mean, worst, turned)
+            ]
             print(f"| `{rule}` | {' | '.join(cells)} | {decisions(sides[1])} |")
 
 
 def mean(runs: Sequence[Run]) -> str:
+    """Return the mean accuracy over the clients, in percent."""
     return average([run.fairness.mean for run in runs if not run.failure])
 
 
 def worst(runs: Sequence[Run]) -> str:
+    """Return the accuracy of the worst 10 % of the clients, in percent."""
     return average([run.fairness.worst_10 for run in runs if not run.failure])
 
 
 def turned(runs: Sequence[Run]) -> str:
-    return average([float(np.mean([one or 0.0 for one in run.accuracy[TURNED]])) for run in runs if not run.failure])
+    """Return the accuracy of the two clients with rotated images, in percent."""
+    return average(
+        [
+            float(np.mean([accuracy or 0.0 for accuracy in run.accuracy[TURNED]]))
+            for run in runs
+            if not run.failure
+        ]
+    )
 
 
 def average(values: Sequence[float]) -> str:
+    """Return the mean of these shares in percent, or `diverged` if there are none."""
     return f"{100 * float(np.mean(values)):.1f}" if values else "diverged"
 
 
 def decisions(runs: Sequence[Run]) -> str:
+    """Return how often admission made each decision, about honest clients and attackers."""
     total: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for run in runs:
         for name, (honest, attackers) in run.admission.items():
             total[name][0] += honest
             total[name][1] += attackers
-    return ", ".join(f"{name} {honest} / {attackers}" for name, (honest, attackers) in sorted(total.items())) or "none"
+    return (
+        ", ".join(
+            f"{name} {honest} / {attackers}" for name, (honest, attackers) in sorted(total.items())
+        )
+        or "none"
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""What each codec saves, loses and costs, on this machine, in this minute.
+"""Measure what each codec saves, loses and costs.
 
     python benchmarks/codecs.py --json
     python benchmarks/codecs.py --codec int8 --codec topk:0.1 --params 16777216
 
-One line per codec, and zlib and zstd on the raw bytes beside them. `ratio_to_raw` is of the float32 bytes; speeds are
-megabytes of raw float32 per second on one core, best of several, chunk by chunk as a stream is written and read;
-`relative_error` is the length of the error by the length of the vector. The vector is drawn like an update: normal,
-with a width of its own per tensor.
+It prints one line per codec, then zlib and zstd on the raw bytes for comparison. `ratio_to_raw` is
+the encoded size divided by the size of the float32 bytes. Speeds are megabytes of raw float32 per
+second on one core, chunk by chunk as in a stream; the best of several counts. `relative_error` is
+the norm of the error divided by the norm of the vector. The vector resembles an update: it is
+normally distributed, with a different width per tensor.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ Decode = Callable[[Buffer, Vector], None]
 
 
 def update_like(params: int) -> Vector:
+    """Return a random vector that resembles an update."""
     draw = np.random.default_rng(0)
     widths = 10 ** draw.uniform(-4, -2, -(-params // TENSOR)).astype(np.float32)
     values = draw.standard_normal(params, dtype=np.float32)
@@ -37,7 +39,10 @@ def update_like(params: int) -> Vector:
     return values
 
 
-def measure(values: Vector, elements: int, encode: Encode, decode: Decode, repeats: int) -> dict[str, float]:
+def measure(
+    values: Vector, elements: int, encode: Encode, decode: Decode, repeats: int
+) -> dict[str, float]:
+    """Return size, speeds and error of an encoding, in chunks of this many elements."""
     decoded, sizes = np.empty_like(values), 0
     encoding, decoding = float("inf"), float("inf")
     for _ in range(repeats):
@@ -52,7 +57,10 @@ def measure(values: Vector, elements: int, encode: Encode, decode: Decode, repea
             spent_encoding += between - began
             sizes += len(data)
         encoding, decoding = min(encoding, spent_encoding), min(decoding, spent_decoding)
-    error = float(np.linalg.norm((decoded - values).astype(np.float64)) / np.linalg.norm(values.astype(np.float64)))
+    error = float(
+        np.linalg.norm((decoded - values).astype(np.float64))
+        / np.linalg.norm(values.astype(np.float64))
+    )
     megabytes = values.nbytes / 1e6
     return {
         "ratio_to_raw": round(sizes / values.nbytes, 5),
@@ -63,13 +71,22 @@ def measure(values: Vector, elements: int, encode: Encode, decode: Decode, repea
 
 
 def of_codec(name: str, values: Vector, repeats: int) -> dict[str, float]:
+    """Measure one of FairFleet's codecs."""
     codec = codec_named(name)
     return measure(
-        values, codec.elements_per_chunk, lambda part, first: codec.encode(part, (0, first)), codec.decode, repeats
+        values,
+        codec.elements_per_chunk,
+        lambda part, first: codec.encode(part, (0, first)),
+        codec.decode,
+        repeats,
     )
 
 
-def of_library(pack: Callable[[bytes], bytes], unpack: Callable[[bytes], bytes], values: Vector) -> dict[str, float]:
+def of_library(
+    pack: Callable[[bytes], bytes], unpack: Callable[[bytes], bytes], values: Vector
+) -> dict[str, float]:
+    """Measure a compression library on the raw bytes."""
+
     def decode(data: Buffer, out: Vector) -> None:
         np.copyto(out, np.frombuffer(unpack(bytes(data)), np.float32))
 
@@ -77,30 +94,42 @@ def of_library(pack: Callable[[bytes], bytes], unpack: Callable[[bytes], bytes],
 
 
 def results(names: Iterable[str], params: int, repeats: int) -> Iterable[dict[str, object]]:
+    """Yield one line of figures per codec and library."""
     values = update_like(params)
     for name in names:
         yield {"codec": name, **of_codec(name, values, repeats)}
     few = values[: 1 << 20]  # zlib would take minutes for more
-    yield {"codec": "zlib on raw bytes", **of_library(lambda b: zlib.compress(b, 6), zlib.decompress, few)}
+    yield {
+        "codec": "zlib on raw bytes",
+        **of_library(lambda b: zlib.compress(b, 6), zlib.decompress, few),
+    }
     pack, unpack = zstandard.ZstdCompressor(3), zstandard.ZstdDecompressor()
     yield {"codec": "zstd on raw bytes", **of_library(pack.compress, unpack.decompress, few)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Read the arguments, measure, and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--params", type=int, default=1 << 22)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--codec", action="append", help="only these; may be given more than once")
-    parser.add_argument("--json", action="store_true", help="one object per codec and line")
+    parser.add_argument("--codec", action="append", help="codec to measure; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
     given = parser.parse_args()
     if not given.json:
-        print(f"{'codec':<18} {'of raw':>8} {'encode MB/s':>12} {'decode MB/s':>12} {'relative error':>15}")
+        print(
+            f"{'codec':<18} {'of raw':>8} {'encode MB/s':>12} {'decode MB/s':>12} "
+            f"{'relative error':>15}"
+        )
     for result in results(given.codec or CODECS, given.params, given.repeats):
         if given.json:
             print(json.dumps(result), flush=True)
         else:
             name, ratio, encoding, decoding, error = result.values()
-            print(f"{name:<18} {ratio:>8.4f} {encoding:>12} {decoding:>12} {error:>15.6f}", flush=True)
+            print(
+                f"{name:<18} {ratio:>8.4f} {encoding:>12} {decoding:>12} {error:>15.6f}", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The min-norm solver against a general QP library: time, and how far from optimal the answer is.
+"""Compare the min-norm solver with a general QP library: time and distance from the optimum.
 
     python benchmarks/minnorm.py --clients 10 100 1000
 
-Prints one JSON object per size and kind of round. If clarabel (Apache-2.0) is installed, it solves the same problem;
-fairfleet does not depend on it. `residual` is the violation of the optimality conditions, relative to the lengths.
+It prints one JSON object per size and kind of round. If clarabel (Apache-2.0) is installed, it
+solves the same problems; FairFleet does not depend on it. `residual` is the violation of the
+optimality conditions, relative to the lengths of the rows.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fairfleet.server.minnorm import Matrix, min_norm_on_simplex
+from fairfleet.server.rules.min_norm import Matrix, min_norm_on_simplex
 
 KINDS = ("independent", "correlated", "scales", "twins", "grad P")
 
 
 def rows_of(kind: str, m: int) -> Matrix:
+    """Return m rows of a kind."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((m, 4 * m))
     if kind == "correlated":
@@ -36,6 +39,7 @@ def rows_of(kind: str, m: int) -> Matrix:
 
 
 def best(work: Callable[[], Any], times: int = 3) -> tuple[float, Any]:
+    """Return the best time of a call in seconds, and its result."""
     seconds, out = [], None
     for _ in range(times):
         began = time.perf_counter()
@@ -45,7 +49,11 @@ def best(work: Callable[[], Any], times: int = 3) -> tuple[float, Any]:
 
 
 def residual(gram: Matrix, weights: Matrix) -> float:
-    """How far a row points below the sum, or a used one above it in proportion to its use: a cosine."""
+    """Return the largest violation of the optimality conditions, as a cosine.
+
+    No row may have a smaller product with the combination than the combination with itself. For a
+    row with a positive weight, the two must be equal; the difference counts by the weight.
+    """
     norms, slope, square = np.sqrt(np.diagonal(gram)), gram @ weights, weights @ gram @ weights
     reach = weights @ norms
     gap = (slope - square) / (norms * reach)
@@ -53,6 +61,7 @@ def residual(gram: Matrix, weights: Matrix) -> float:
 
 
 def with_clarabel(gram: Matrix) -> Callable[[], Matrix] | None:
+    """Return a call that solves the problem with clarabel; None if it is not installed."""
     try:
         import clarabel
         from scipy import sparse
@@ -66,27 +75,41 @@ def with_clarabel(gram: Matrix) -> Callable[[], Matrix] | None:
 
     def solve() -> Matrix:
         bounds = np.concatenate([[1.0], np.zeros(m)])
-        solver = clarabel.DefaultSolver(quadratic, np.zeros(m), constraints, bounds, cones, settings)
+        solver = clarabel.DefaultSolver(
+            quadratic, np.zeros(m), constraints, bounds, cones, settings
+        )
         return np.asarray(solver.solve().x)
 
     return solve
 
 
 def lines(sizes: list[int]) -> Iterator[dict[str, Any]]:
+    """Yield one line of figures per size and kind of rows."""
     for m in sizes:
         for kind in KINDS:
             rows = rows_of(kind, m)
             gram = rows @ rows.T
-            seconds, found = best(lambda gram=gram: min_norm_on_simplex(gram))  # type: ignore[misc]
-            line = {"clients": m, "kind": kind, "seconds": seconds, "residual": residual(gram, found.weights)}
-            if other := with_clarabel(gram):
-                theirs, weights = best(other, 1)
-                line |= {"clarabel_seconds": theirs, "clarabel_residual": residual(gram, weights)}
-            yield {key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in line.items()}
+            seconds, solution = best(partial(min_norm_on_simplex, gram))
+            line = {
+                "clients": m,
+                "kind": kind,
+                "seconds": seconds,
+                "residual": residual(gram, solution.weights),
+            }
+            if solve := with_clarabel(gram):
+                seconds, weights = best(solve, 1)
+                line |= {"clarabel_seconds": seconds, "clarabel_residual": residual(gram, weights)}
+            yield {
+                key: float(f"{value:.3g}") if isinstance(value, float) else value
+                for key, value in line.items()
+            }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Read the arguments, measure, and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
     for line in lines(parser.parse_args().clients):
         print(json.dumps(line), flush=True)

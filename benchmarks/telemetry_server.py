@@ -1,6 +1,8 @@
-"""A server for telemetry.py: with telemetry, and its CPU time noted; or with all of it cut out.
+"""Run a server for telemetry.py, with measured telemetry or without telemetry.
 
-SPENT=file python benchmarks/telemetry_server.py with server --listen …
+    SPENT=file python benchmarks/telemetry_server.py with server --listen …
+
+At the end it writes the CPU seconds of its telemetry into the file SPENT.
 """
 
 from __future__ import annotations
@@ -14,64 +16,73 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from fairfleet.common.cli import main
-from fairfleet.server import diagnostics, serve
-from fairfleet.server.conflict_map import ConflictMap
-from fairfleet.server.dashboard import Dashboard
-from fairfleet.server.http_endpoint import _Handler
-from fairfleet.server.monitoring import Monitoring
+from fairfleet.common.cli.main import main
+from fairfleet.server import app
+from fairfleet.server.aggregation import diagnostics
+from fairfleet.server.aggregation.conflict_map import ConflictMap
+from fairfleet.server.monitoring.dashboard import Dashboard
+from fairfleet.server.monitoring.http_endpoint import _Handler
+from fairfleet.server.monitoring.monitor import Monitor
 
-spent = 0.0  # CPU seconds, whichever thread they were spent in
+spent = 0.0  # CPU seconds, over all threads
 
 
-def note(owner: Any, name: str) -> None:
-    """What this function takes is telemetry. None of them calls another, or waits for anything but disk and peers."""
+def count_cpu_time(owner: Any, name: str) -> None:
+    """Count the CPU time of this function as telemetry.
+
+    None of the counted functions calls another one, or waits for anything except disk and peers.
+    """
     work = getattr(owner, name)
 
-    def noting(*given: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
         global spent
         began = time.thread_time()
         try:
-            return work(*given)
+            return work(*arguments)
         finally:
             spent += time.thread_time() - began
 
-    async def noting_async(*given: Any) -> Any:
+    async def counted_async(*arguments: Any) -> Any:
         global spent
         began = time.thread_time()
         try:
-            return await work(*given)
+            return await work(*arguments)
         finally:
             spent += time.thread_time() - began
 
-    setattr(owner, name, noting_async if asyncio.iscoroutinefunction(work) else noting)
+    setattr(owner, name, counted_async if asyncio.iscoroutinefunction(work) else counted)
 
 
-class Nobody:
-    """Neither watches nor draws a map."""
+class NoTelemetry:
+    """Replaces the monitor and the conflict map, and does nothing."""
 
     async def start(self) -> None:
-        pass
+        """Start no monitor."""
 
     def of(self, *_: Any) -> None:
-        return None
+        """Return no conflict map."""
 
 
 @contextlib.asynccontextmanager
-async def unwatched(*_: Any) -> AsyncIterator[tuple[Nobody, str]]:
-    yield Nobody(), "nowhere"
+async def unmonitored(*_: Any) -> AsyncIterator[tuple[NoTelemetry, str]]:
+    """Replace the server's monitoring."""
+    yield NoTelemetry(), "nowhere"
 
 
 if __name__ == "__main__":
     if sys.argv.pop(1) == "with":
         for owner, name in (
-            (Monitoring, "_take"), (Monitoring, "answer"), (Dashboard, "_status"), (Dashboard, "_message"),
-            (_Handler, "do_GET"), (ConflictMap, "of"),
-        ):  # fmt: skip
-            note(owner, name)
+            (Monitor, "_observe"),
+            (Monitor, "answer"),
+            (Dashboard, "_status"),
+            (Dashboard, "_message"),
+            (_Handler, "do_GET"),
+            (ConflictMap, "of"),
+        ):
+            count_cpu_time(owner, name)
     else:
-        serve._monitored = unwatched  # type: ignore[assignment]
-        diagnostics.ConflictMap = Nobody()  # type: ignore[assignment,misc]
+        app._monitored = unmonitored  # type: ignore[assignment]
+        diagnostics.ConflictMap = NoTelemetry()  # type: ignore[assignment,misc]
     try:
         main()
     finally:

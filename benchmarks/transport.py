@@ -1,13 +1,13 @@
-"""How fast rounds go when training takes no time: the whole system beside bare grpcio.
+"""Measure rounds whose training takes no time, compared with bare grpcio streams.
 
     python benchmarks/transport.py --clients 4 --params 10000000 --rounds 8 --json
     python benchmarks/transport.py --clients 4 --params 1000000 --codec int8 --uplink-mbit 20 --json
 
-Starts a real server and N real client processes on loopback, whose task returns at once, and
+It starts a real server and N real client processes on loopback, whose task returns at once, and
 measures the time from one committed round to the next. Before and after, in the same run, it moves
-the same bytes through bare grpcio streams with nothing decoded, checked or stored: the floor. Seconds
-depend on the machine and the minute; `ratio_to_floor` is the figure to compare. One set of processes
-can be half as fast again as the next, so the floor is the median over several.
+the same bytes through bare grpcio streams without decoding, checks or storage: the floor. Seconds
+depend on the machine and its load; `ratio_to_floor` is the figure to compare. One set of processes
+can be 50 % faster than the next, so the floor is the median over several.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -41,15 +42,21 @@ from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
 CHUNK = 1 << 20
 WARM_UP_ROUNDS = 2
 FLOOR_CREWS = 2  # before the system, and as many after it
-# The first try finds no server yet, and a few fast rounds are over before grpc's usual second one.
-AT_ONCE = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100)]
+# The server may not listen yet, and a few fast rounds end before grpc's usual second attempt.
+FAST_RECONNECT = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 100),
+]
 
 
 # ---- the whole system ----------------------------------------------------------------------------
 
 
 class InstantTask:
-    """Training that returns at once, with one model and another in turn, so that no update repeats the last."""
+    """A task whose training returns at once.
+
+    Two models alternate, so that no update equals the previous one.
+    """
 
     train_samples = 100
     test_samples = 0
@@ -58,28 +65,37 @@ class InstantTask:
     def __init__(self, params: int) -> None:
         self._params = params
         draw = np.random.default_rng(0)
-        self._results = [{"weight": draw.standard_normal(params, dtype=np.float32)} for _ in range(2)]
+        self._results = [
+            {"weight": draw.standard_normal(params, dtype=np.float32)} for _ in range(2)
+        ]
         self._trainings = 0
 
     def initial_model(self) -> Model:
+        """Return a model of zeros."""
         return Model.of({"weight": np.zeros(self._params, np.float32)})
 
     def train(self, model: Arrays, job: Job) -> Trained:
-        report = TrainReport(samples=100, loss_before=1.0, loss_after=1.0, steps=0, learning_rate=0.1)
+        """Return one of the two models."""
+        report = TrainReport(
+            samples=100, loss_before=1.0, loss_after=1.0, steps=1, learning_rate=0.1
+        )
         self._trainings += 1
         return Trained(self._results[self._trainings % 2], report)
 
     def evaluate(self, model: Arrays) -> Evaluation:
+        """Refuse: the server asks for no evaluation."""
         raise NotImplementedError("the benchmark never evaluates")
 
 
 def task(params: str) -> InstantTask:
+    """Return the task that clients load."""
     return InstantTask(int(params))
 
 
 def measure_system(
     clients: int, params: int, rounds: int, durability: str, codec: str, uplink_mbit: float | None
 ) -> dict[str, float]:
+    """Return the figures of real processes, with a limited uplink if one is given."""
     port = free_port()
     links = slow_links(clients, port, uplink_mbit) if uplink_mbit else nullcontext([port] * clients)
     with links as ports:
@@ -89,20 +105,21 @@ def measure_system(
 def measure_rounds(
     ports: list[int], params: int, rounds: int, durability: str, codec: str, port: int
 ) -> dict[str, float]:
-    """`ports` is where each client finds the server, `port` where the server listens."""
+    """Run the rounds. The server listens on `port`; client k connects to `ports[k]`."""
     total, clients = rounds + WARM_UP_ROUNDS, len(ports)
     with tempfile.TemporaryDirectory(dir=os.environ.get("FAIRFLEET_BENCH_DIR")) as folder:
         model = Path(folder, "model.safetensors")
         InstantTask(params).initial_model().save(model)
         crew = [start_client(k, params, ports[k], folder) for k in range(clients)]
-        time.sleep(2.0)  # the clients have started and are waiting for a server
+        time.sleep(2.0)  # Then the clients wait for the server.
         began = time.perf_counter()
         server = subprocess.Popen(
             [
-                *program("server"), "--listen", f"127.0.0.1:{port}", "--state-dir", f"{folder}/state",
-                "--model", str(model), "--rounds", str(total), "--minimum-clients", str(clients),
-                "--durability", durability, "--codec", codec, "--exit-when-finished", "--set", "round.evaluate_every=0",
-                "--set", "http.port=0",
+                *program("server"), "--listen", f"127.0.0.1:{port}",
+                "--state-dir", f"{folder}/state", "--model", str(model),
+                "--rounds", str(total), "--minimum-clients", str(clients),
+                "--durability", durability, "--codec", codec, "--exit-when-finished",
+                "--set", "round.evaluate_every=0", "--set", "http.port=0",
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -117,19 +134,21 @@ def measure_rounds(
 
 
 def start_client(number: int, params: int, port: int, folder: str) -> subprocess.Popen[bytes]:
+    """Start a client process that connects to this port."""
     return subprocess.Popen(
         [
-            *program("client"), "--task", "transport:task", "-o", f"params={params}", "--name", f"client-{number}",
-            "--server", f"127.0.0.1:{port}", "--state-dir", f"{folder}/clients",
+            *program("client"), "--task", "transport:task", "-o", f"params={params}",
+            "--name", f"client-{number}", "--server", f"127.0.0.1:{port}",
+            "--state-dir", f"{folder}/clients",
         ],
         cwd=Path(__file__).parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
 
 def watch(server: int, port: int, began: float) -> dict[str, float]:
-    """Follows the rounds over the operator service; the times are those of the server's own events."""
+    """Follow the rounds over the Operator service; return times, CPU time and peak memory."""
     process, peak, cpu, commits, first = psutil.Process(server), 0.0, 0.0, [], 0.0
-    with grpc.insecure_channel(f"127.0.0.1:{port}", AT_ONCE) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{port}", FAST_RECONNECT) as channel:
         grpc.channel_ready_future(channel).result(60)
         for event in OperatorStub(channel).Watch(pb.WatchRequest()):
             if event.WhichOneof("kind") == "round_committed":
@@ -137,7 +156,12 @@ def watch(server: int, port: int, began: float) -> dict[str, float]:
                 commits.append(event.unix_seconds)
                 peak = max(peak, peak_rss_mb(server))
                 cpu = sum(process.cpu_times()[:2])
-    gaps = [late - early for early, late in zip(commits[WARM_UP_ROUNDS - 1 :], commits[WARM_UP_ROUNDS:], strict=False)]
+    gaps = [
+        late - early
+        for early, late in zip(
+            commits[WARM_UP_ROUNDS - 1 :], commits[WARM_UP_ROUNDS:], strict=False
+        )
+    ]
     return {
         "seconds_per_round": statistics.median(gaps),
         "server_peak_rss_mb": peak,
@@ -147,6 +171,7 @@ def watch(server: int, port: int, began: float) -> dict[str, float]:
 
 
 def peak_rss_mb(pid: int) -> float:
+    """Return the peak resident size of a process in MiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
@@ -154,12 +179,12 @@ def peak_rss_mb(pid: int) -> float:
 
 
 def program(command: str) -> list[str]:
+    """Return the words that run a command of FairFleet."""
     return [sys.executable, "-m", "fairfleet.common.cli", command]
 
 
 def free_port() -> int:
-    import socket
-
+    """Return a TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -170,32 +195,34 @@ def free_port() -> int:
 
 
 def floor_client(port: int, size: int, rounds: int, start: Any, done: Any) -> None:
+    """Fetch and send this many bytes in every round, between two barriers."""
     channel = grpc.insecure_channel(f"127.0.0.1:{port}")
     fetch = channel.unary_stream("/floor.Floor/Fetch", None, None)
     send = channel.stream_unary("/floor.Floor/Send", None, None)
     update = bytes(size)
     for _ in range(rounds):
         start.wait(60)
-        model, at = bytearray(size), 0
+        model, offset = bytearray(size), 0
         for chunk in fetch(b""):
-            model[at : at + len(chunk)] = chunk
-            at += len(chunk)
-        send(update[at : at + CHUNK] for at in range(0, size, CHUNK))
+            model[offset : offset + len(chunk)] = chunk
+            offset += len(chunk)
+        send(update[offset : offset + CHUNK] for offset in range(0, size, CHUNK))
         done.wait(120)
 
 
 async def floor_rounds(clients: int, size: int, rounds: int) -> list[float]:
-    chunks = [bytes(min(CHUNK, size - at)) for at in range(0, size, CHUNK)]
+    """Return the seconds of each round with one set of client processes."""
+    chunks = [bytes(min(CHUNK, size - offset)) for offset in range(0, size, CHUNK)]
 
     async def fetch(request: bytes, context: Any) -> AsyncIterator[bytes]:
         for chunk in chunks:
             yield chunk
 
     async def send(stream: AsyncIterator[bytes], context: Any) -> bytes:
-        row, at = bytearray(size), 0
+        row, offset = bytearray(size), 0
         async for chunk in stream:
-            row[at : at + len(chunk)] = chunk
-            at += len(chunk)
+            row[offset : offset + len(chunk)] = chunk
+            offset += len(chunk)
         return b"ok"
 
     methods = {
@@ -208,7 +235,10 @@ async def floor_rounds(clients: int, size: int, rounds: int) -> list[float]:
     await server.start()
     spawn = multiprocessing.get_context("spawn")
     start, done = spawn.Barrier(clients + 1), spawn.Barrier(clients + 1)
-    crew = [spawn.Process(target=floor_client, args=(port, size, rounds, start, done)) for _ in range(clients)]
+    crew = [
+        spawn.Process(target=floor_client, args=(port, size, rounds, start, done))
+        for _ in range(clients)
+    ]
     for process in crew:
         process.start()
     times = []
@@ -224,8 +254,11 @@ async def floor_rounds(clients: int, size: int, rounds: int) -> list[float]:
 
 
 def floor_times(clients: int, params: int, rounds: int) -> list[float]:
-    """Without the first rounds of each set of processes, in which they connect."""
-    crews = [asyncio.run(floor_rounds(clients, 4 * params, rounds + WARM_UP_ROUNDS)) for _ in range(FLOOR_CREWS)]
+    """Return the seconds of rounds, except the first ones of each set, in which clients connect."""
+    crews = [
+        asyncio.run(floor_rounds(clients, 4 * params, rounds + WARM_UP_ROUNDS))
+        for _ in range(FLOOR_CREWS)
+    ]
     return [seconds for crew in crews for seconds in crew[WARM_UP_ROUNDS:]]
 
 
@@ -233,14 +266,21 @@ def floor_times(clients: int, params: int, rounds: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Read the arguments, measure, and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--params", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--durability", choices=["update", "round"], default="update")
     parser.add_argument("--codec", default="raw32")
-    parser.add_argument("--uplink-mbit", type=float, help="of each client, in megabits per second; default: no limit")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument(
+        "--uplink-mbit",
+        type=float,
+        help="uplink of each client in megabits per second (default: no limit)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args()
     times = floor_times(given.clients, given.params, given.rounds)
     result: dict[str, Any] = {
@@ -249,13 +289,24 @@ def main() -> None:
         "durability": given.durability,
         "codec": given.codec,
         "uplink_mbit": given.uplink_mbit,
-        **measure_system(given.clients, given.params, given.rounds, given.durability, given.codec, given.uplink_mbit),
+        **measure_system(
+            given.clients,
+            given.params,
+            given.rounds,
+            given.durability,
+            given.codec,
+            given.uplink_mbit,
+        ),
     }
     floor = statistics.median(times + floor_times(given.clients, given.params, given.rounds))
-    result["megabytes_per_second"] = given.clients * 8 * given.params / result["seconds_per_round"] / 1e6
+    result["megabytes_per_second"] = (
+        given.clients * 8 * given.params / result["seconds_per_round"] / 1e6
+    )
     result["floor_seconds_per_round"] = floor
     result["ratio_to_floor"] = result["seconds_per_round"] / floor
-    result = {key: round(value, 4) if isinstance(value, float) else value for key, value in result.items()}
+    result = {
+        key: round(value, 4) if isinstance(value, float) else value for key, value in result.items()
+    }
     if given.json:
         print(json.dumps(result))
     else:

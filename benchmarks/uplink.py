@@ -1,6 +1,6 @@
-"""A slow uplink for each client of a benchmark: a TCP relay that lets so many bits per second pass to the server.
+"""Limit the uplink of each client of a benchmark with a TCP relay.
 
-The way back is as fast as the machine. Needs no rights, unlike the kernel's own traffic shaping.
+The downlink is not limited. The relay needs no privileges, unlike the kernel's traffic shaping.
 """
 
 from __future__ import annotations
@@ -16,38 +16,47 @@ PIECE_BYTES = 16 << 10
 
 @contextmanager
 def slow_links(count: int, server_port: int, megabits_per_second: float) -> Iterator[list[int]]:
-    """The ports of so many relays, each to be used by one client."""
+    """Yield the ports of this many relays, one for each client."""
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
+    receiver, sender = context.Pipe()
     bytes_per_second = megabits_per_second * 1e6 / 8
-    process = context.Process(target=_run, args=(there, count, server_port, bytes_per_second), daemon=True)
+    process = context.Process(
+        target=_run, args=(sender, count, server_port, bytes_per_second), daemon=True
+    )
     process.start()
     try:
-        yield here.recv()
+        yield receiver.recv()
     finally:
         process.terminate()
         process.join(10)
 
 
-def _run(told: Connection, count: int, server_port: int, bytes_per_second: float) -> None:
-    asyncio.run(_relay(told, count, server_port, bytes_per_second))
+def _run(ports: Connection, count: int, server_port: int, bytes_per_second: float) -> None:
+    asyncio.run(_relay(ports, count, server_port, bytes_per_second))
 
 
-async def _relay(told: Connection, count: int, server_port: int, bytes_per_second: float) -> None:
+async def _relay(ports: Connection, count: int, server_port: int, bytes_per_second: float) -> None:
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             from_server, to_server = await asyncio.open_connection("127.0.0.1", server_port)
-        except OSError:  # the server is not there yet; the client will try again
+        except OSError:  # The server does not listen yet; the client tries again.
             writer.close()
             return
-        await asyncio.gather(_pass(reader, to_server, bytes_per_second), _pass(from_server, writer, None))
+        await asyncio.gather(
+            _pass(reader, to_server, bytes_per_second), _pass(from_server, writer, None)
+        )
 
-    servers = [await asyncio.start_server(connected, "127.0.0.1", 0, limit=PIECE_BYTES) for _ in range(count)]
-    told.send([server.sockets[0].getsockname()[1] for server in servers])
+    servers = [
+        await asyncio.start_server(connected, "127.0.0.1", 0, limit=PIECE_BYTES)
+        for _ in range(count)
+    ]
+    ports.send([server.sockets[0].getsockname()[1] for server in servers])
     await asyncio.Event().wait()
 
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_per_second: float | None) -> None:
+async def _pass(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_per_second: float | None
+) -> None:
     clock = asyncio.get_running_loop().time
     due = clock()
     try:

@@ -1,6 +1,8 @@
-"""Prints what the project needs with the given extras, so that an image's dependencies are a layer before its code.
+"""Print what the project needs with the given extras, one requirement a line.
 
-python docker/requirements.py server torch
+    python docker/requirements.py server torch
+
+An image installs these in a layer of their own, below the layer with the project's code.
 """
 
 from __future__ import annotations
@@ -13,16 +15,22 @@ from typing import Any
 
 
 def requirements(project: dict[str, Any], extras: list[str]) -> list[str]:
-    """An extra may name others of this project, as in `fairfleet[server]`: they are put in its place."""
+    """Return the requirements of a project's metadata with these extras, sorted.
+
+    An extra may name others of the same project, as in `fairfleet[server]`: their requirements
+    take its place.
+    """
     optional = project["optional-dependencies"]
-    found = list(project["dependencies"])
+    collected = set(project["dependencies"])
     for extra in extras:
         for requirement in optional[extra]:
-            own = re.fullmatch(rf"{project['name']}\[(.*)\]", requirement)
-            found += requirements(project, own[1].split(",")) if own else [requirement]
-    return sorted(set(found))
+            nested = re.fullmatch(rf"{project['name']}\[(.*)\]", requirement)
+            collected |= (
+                set(requirements(project, nested[1].split(","))) if nested else {requirement}
+            )
+    return sorted(collected)
 
 
 if __name__ == "__main__":
-    here = Path("pyproject.toml")
-    print("\n".join(requirements(tomllib.loads(here.read_text(encoding="utf-8"))["project"], sys.argv[1:])))
+    metadata = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    print("\n".join(requirements(metadata, sys.argv[1:])))

@@ -1,10 +1,10 @@
-"""The diagram and the table in docs/rounds.md, made from the state machine itself.
+"""Make the diagram and the table in docs/rounds.md from the state machine.
 
-    python docs/rounds_diagram.py            writes them anew
-    python docs/rounds_diagram.py --check    exits with 1 if they are not up to date
+    python docs/rounds_diagram.py            writes them
+    python docs/rounds_diagram.py --check    exits with 1 if they are out of date
 
-Every state that two clients can bring a round into is visited, and every event tried on it; what `step` does with it
-is what is drawn.
+It visits every state that a round with two clients can reach, and tries every event in each. It
+draws what `step` returns.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
 
-from fairfleet.server import rounds
-from fairfleet.server.rounds import Event, IllegalEvent, Phase, Policy, Round, step
+from fairfleet.server.rounds import state_machine
+from fairfleet.server.rounds.state_machine import Event, IllegalEvent, Phase, Policy, Round, step
 
 PAGE = Path(__file__).with_name("rounds.md")
 BEGIN, END = "<!-- made by docs/rounds_diagram.py -->\n", "<!-- until here -->\n"
@@ -31,46 +31,63 @@ Edge = tuple[Phase, Phase]
 
 def subsets(clients: frozenset[str]) -> Iterator[frozenset[str]]:
     ordered = sorted(clients)
-    return map(frozenset, chain.from_iterable(combinations(ordered, size) for size in range(len(ordered) + 1)))
+    return map(
+        frozenset,
+        chain.from_iterable(combinations(ordered, size) for size in range(len(ordered) + 1)),
+    )
 
 
-def events(round: Round) -> Iterator[Event]:
-    """All that may happen to it, and some that may not."""
+def events(round_: Round) -> Iterator[Event]:
+    """Return every event that can occur in a round, and some that cannot."""
     for chosen in subsets(frozenset(CLIENTS)):
-        yield rounds.ClientsChosen(chosen)
-    for asked in subsets(round.received):
-        yield rounds.StepProposed(asked)
+        yield state_machine.ClientsChosen(chosen)
+    for asked in subsets(round_.received):
+        yield state_machine.StepProposed(asked)
     for client in CLIENTS:
-        for kind in (rounds.UpdateStored, rounds.StepTried, rounds.Evaluated, rounds.ClientLost, rounds.ClientRevoked):
+        for kind in (
+            state_machine.UpdateStored,
+            state_machine.StepTried,
+            state_machine.Evaluated,
+            state_machine.ClientLost,
+            state_machine.ClientRevoked,
+        ):
             yield kind(client)
-    yield rounds.DeadlinePassed(round.attempt)
-    yield rounds.ModelStored(round.number + 1)
-    yield rounds.StopRequested("enough")
+        yield state_machine.ClientLost(client, gave_up=True)
+    yield state_machine.DeadlinePassed(round_.attempt)
+    yield state_machine.ModelStored(round_.number + 1)
+    yield state_machine.StopRequested("enough")
 
 
 def transitions() -> dict[Transition, set[str]]:
-    """What leads from phase to phase, and the actions that may come with it."""
-    found: defaultdict[Transition, set[str]] = defaultdict(set)
+    """Return the events between each pair of phases, and the actions that they can cause."""
+    actions_of: defaultdict[Transition, set[str]] = defaultdict(set)
     for policy in POLICIES:
-        seen, left = set[Round](), [Round(0)]
-        while left:
-            round = left.pop()
-            if round in seen:
+        seen, unvisited = set[Round](), [Round(0)]
+        while unvisited:
+            round_ = unvisited.pop()
+            if round_ in seen:
                 continue
-            seen.add(round)
-            for event in events(round):
+            seen.add(round_)
+            for event in events(round_):
                 try:
-                    after, actions = step(round, event, policy)
+                    after, actions = step(round_, event, policy)
                 except IllegalEvent:
                     continue
-                if after.phase is not round.phase or after.number != round.number:
-                    found[round.phase, type(event).__name__, after.phase] |= {type(a).__name__ for a in actions}
-                left.append(replace(after, attempt=min(after.attempt, LAST_ATTEMPT)))
-    return found
+                if after.phase is not round_.phase or after.number != round_.number:
+                    actions_of[round_.phase, type(event).__name__, after.phase] |= {
+                        type(a).__name__ for a in actions
+                    }
+                counted = {"attempt": after.attempt, "deadlines_missed": after.deadlines_missed}
+                unvisited.append(
+                    replace(
+                        after, **{name: min(count, LAST_ATTEMPT) for name, count in counted.items()}
+                    )
+                )
+    return actions_of
 
 
 def drawn() -> str:
-    """A diagram that GitHub and most viewers of Markdown draw, and the same as a table."""
+    """Return the transitions as a Mermaid diagram and as a table."""
     events_of, actions_of = defaultdict[Edge, set[str]](set), defaultdict[Edge, set[str]](set)
     for (before, event, after), actions in transitions().items():
         events_of[before, after].add(event)
@@ -78,8 +95,18 @@ def drawn() -> str:
     order = list(Phase)
     edges = sorted(events_of, key=lambda edge: (order.index(edge[0]), order.index(edge[1])))
     arrows = [f"    {b.value} --> {a.value}: {listed(events_of[b, a])}" for b, a in edges]
-    rows = [f"| {b.value} | {a.value} | {listed(events_of[b, a])} | {listed(actions_of[b, a])} |" for b, a in edges]
-    diagram = ["```mermaid", "stateDiagram-v2", "    [*] --> waiting", *arrows, "    finished --> [*]", "```"]
+    rows = [
+        f"| {b.value} | {a.value} | {listed(events_of[b, a])} | {listed(actions_of[b, a])} |"
+        for b, a in edges
+    ]
+    diagram = [
+        "```mermaid",
+        "stateDiagram-v2",
+        "    [*] --> waiting",
+        *arrows,
+        "    finished --> [*]",
+        "```",
+    ]
     table = ["| from | to | on | may have the server |", "|---|---|---|---|", *rows]
     return "\n".join([*diagram, "", *table, ""])
 
@@ -95,12 +122,12 @@ def page() -> str:
 
 
 def main() -> int:
-    wanted = page()
+    expected = page()
     if "--check" in sys.argv[1:]:
-        fresh = PAGE.read_text(encoding="utf-8") == wanted
+        fresh = PAGE.read_text(encoding="utf-8") == expected
         print("docs/rounds.md is up to date" if fresh else "run `python docs/rounds_diagram.py`")
         return 0 if fresh else 1
-    PAGE.write_text(wanted, encoding="utf-8")
+    PAGE.write_text(expected, encoding="utf-8")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a cluster would be told: base, overlays, and the components that no overlay has, as kubectl builds them."""
+"""Build the manifests of k8s/ with kubectl: base, overlays, and components that no overlay has."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ def build(name: str) -> str:
 def _kustomize(folder: Path) -> str:
     if not shutil.which("kubectl"):
         raise NoKubectl("kubectl is not installed: scripts/install-test-packages")
-    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,6 +1,6 @@
-"""Writes components/monitoring/rules.yaml: the rules of deploy/prometheus as the Prometheus operator wants them.
+"""Write components/monitoring/rules.yaml: deploy/prometheus in the Prometheus operator's form.
 
-python k8s/rules.py      (a test says when that is due)
+python k8s/rules.py      (a test fails while the file is out of date)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one port with TLS where strangers get through the handshake: what they can do then."""
+"""The only TLS port that accepts peers without a certificate, and what they can do there."""
 
 from __future__ import annotations
 
@@ -13,24 +13,34 @@ import psutil
 import pytest
 from hyperframe.frame import SettingsFrame
 
-from fairfleet.common.certificates import certified, new_request
+from fairfleet.common.pki.certificates import certified, new_request
 from fairfleet.proto.v1 import enrolment_pb2, operator_pb2
-from tests.attacks.frames import CONTINUATION, DATA, END_HEADERS, HEADERS, PING, RST_STREAM, Wire, frame, request
-from tests.attacks.siege import MIB
-from tests.e2e.fleet import until
-from tests.e2e.secure import SecureFleet, client
+from tests.support.attacks.frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    Wire,
+    frame,
+    request,
+)
+from tests.support.attacks.siege import MIB
+from tests.support.fleet import until
+from tests.support.secure import SecureFleet, client
 
 ENROL = "/fairfleet.v1.Enrolment/Enrol"
 ODD = range(1, 10_001, 2)
 GROWTH_MIB = 48
-# Answers to pings that a peer does not read pile up in gRPC's core, which gives memory back when it likes. Measured:
-# five connections took up to 90 MiB of the server's, and twenty no more than that.
+# Unread answers to pings accumulate in gRPC's core, which returns memory at times of its choice.
+# Measured: five connections used up to 90 MiB of the server's memory, and twenty no more.
 FLOOD_GROWTH_MIB, FLOODS = 128, 20
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureFleet]:
-    """A client trains all the while."""
+    """Yield a fleet with TLS in which a client trains all the time."""
     fleet = SecureFleet(tmp_path_factory.mktemp("enrolment"))
     try:
         fleet.init()
@@ -46,7 +56,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureFleet]:
 
 @contextlib.contextmanager
 def borne(fleet: SecureFleet, growth_mib: int = GROWTH_MIB) -> Iterator[None]:
-    """The server lives and has hardly grown, who has a token is enrolled, and the honest client trains on."""
+    """Check that the server lives and has hardly grown.
+
+    A device with a token is enrolled, and the honest client keeps training.
+    """
     assert fleet.server is not None
     process = psutil.Process(fleet.server.pid)
     before = process.memory_info().rss
@@ -55,18 +68,20 @@ def borne(fleet: SecureFleet, growth_mib: int = GROWTH_MIB) -> Iterator[None]:
     fleet.wait_for_version(fleet.version() + 2)
     make = operator_pb2.MakeTokenRequest(client="late", seconds=60, certificate_seconds=60)
     secret = fleet.operator().MakeToken(make, timeout=20).secret
-    asked = enrolment_pb2.EnrolRequest(client="late", secret=secret, request=new_request(client("late"))[1])
+    asked = enrolment_pb2.EnrolRequest(
+        client="late", secret=secret, request=new_request(client("late"))[1]
+    )
     assert until(lambda: enrolled(fleet, asked), "a place for a device with a token")
 
 
 def enrolled(fleet: SecureFleet, asked: enrolment_pb2.EnrolRequest) -> bool:
     try:
-        got = fleet.stranger().Enrol(asked, timeout=20)
+        response = fleet.enrolment_stub().Enrol(asked, timeout=20)
     except grpc.RpcError as error:
         if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise
         return False
-    return certified(got.certificate).identity == client("late")
+    return certified(response.certificate).identity == client("late")
 
 
 def inside(fleet: SecureFleet) -> Wire:
@@ -77,7 +92,10 @@ def inside(fleet: SecureFleet) -> Wire:
 
 def resets(wire: Wire) -> None:
     for stream in ODD[:2000]:
-        wire.send(frame(HEADERS, END_HEADERS, stream, request(ENROL)), frame(RST_STREAM, 0, stream, bytes(4)))
+        wire.send(
+            frame(HEADERS, END_HEADERS, stream, request(ENROL)),
+            frame(RST_STREAM, 0, stream, bytes(4)),
+        )
 
 
 def headers_without_end(wire: Wire) -> None:
@@ -106,9 +124,13 @@ def garbage(wire: Wire) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "attack", [resets, headers_without_end, four_gigabytes, pings, garbage], ids=lambda a: a.__name__
+    "attack",
+    [resets, headers_without_end, four_gigabytes, pings, garbage],
+    ids=lambda a: a.__name__,
 )
-def test_http2_abuse_past_the_handshake(fleet: SecureFleet, attack: Callable[[Wire], Any]) -> None:
+def test_http2_abuse_after_the_handshake_does_no_harm(
+    fleet: SecureFleet, attack: Callable[[Wire], Any]
+) -> None:
     with borne(fleet, FLOOD_GROWTH_MIB):
         for _ in range(FLOODS):
             wire = inside(fleet)
@@ -116,8 +138,8 @@ def test_http2_abuse_past_the_handshake(fleet: SecureFleet, attack: Callable[[Wi
             wire.close()
 
 
-def test_calls_that_are_never_made_hold_few_places_and_not_for_long(fleet: SecureFleet) -> None:
-    """Every connection that there is room for, with as many calls as it may have, and half a message each."""
+def test_unfinished_calls_hold_few_places_for_a_short_time(fleet: SecureFleet) -> None:
+    """Open every allowed connection with every allowed call, and send half a message on each."""
     with borne(fleet), contextlib.ExitStack() as stack:
         opened = list[Wire]()
         for _ in range(100):
@@ -127,9 +149,13 @@ def test_calls_that_are_never_made_hold_few_places_and_not_for_long(fleet: Secur
         assert len(opened) <= 60
         for wire in opened:
             wire.send(*(frame(HEADERS, END_HEADERS, stream, request(ENROL)) for stream in ODD[:16]))
-            wire.send(*(frame(DATA, 0, stream, b"\0\0\0\xf0\0" + bytes(16_000)) for stream in ODD[:16]))
-        told = next(found for found in opened[0].frames() if isinstance(found, SettingsFrame))
-        assert told.settings[SettingsFrame.MAX_CONCURRENT_STREAMS] == 16
+            wire.send(
+                *(frame(DATA, 0, stream, b"\0\0\0\xf0\0" + bytes(16_000)) for stream in ODD[:16])
+            )
+        settings = next(
+            received for received in opened[0].frames() if isinstance(received, SettingsFrame)
+        )
+        assert settings.settings[SettingsFrame.MAX_CONCURRENT_STREAMS] == 16
         fleet.wait_for_version(fleet.version() + 2)
 
 
@@ -144,16 +170,21 @@ def test_a_message_larger_than_any_request_is_refused(fleet: SecureFleet) -> Non
 
 
 @pytest.mark.slow
-def test_two_thousand_wrong_tokens_from_one_address(fleet: SecureFleet) -> None:
-    wrong = enrolment_pb2.EnrolRequest(client="late", secret=bytes(32), request=new_request(client("late"))[1])
+def test_two_thousand_wrong_tokens_from_one_address_are_limited(fleet: SecureFleet) -> None:
+    wrong = enrolment_pb2.EnrolRequest(
+        client="late", secret=bytes(32), request=new_request(client("late"))[1]
+    )
     with borne(fleet):
         lines, codes = len(fleet.log("server.log")), Counter[grpc.StatusCode]()
         for _ in range(4):
-            stub = fleet.stranger()
+            stub = fleet.enrolment_stub()
             for _ in range(500):
                 with pytest.raises(grpc.RpcError) as error:
                     stub.Enrol(wrong, timeout=60)
                 codes[error.value.code()] += 1
-        assert set(codes) == {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.RESOURCE_EXHAUSTED}, codes
+        assert set(codes) == {
+            grpc.StatusCode.PERMISSION_DENIED,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+        }, codes
         assert codes[grpc.StatusCode.RESOURCE_EXHAUSTED] > 1000
-        assert len(fleet.log("server.log")) - lines < 40_000  # thirty a minute are worth a line
+        assert len(fleet.log("server.log")) - lines < 40_000  # thirty a minute are logged

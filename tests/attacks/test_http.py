@@ -1,4 +1,4 @@
-"""The HTTP endpoint under callers that are slow, many, large, or do not listen."""
+"""The HTTP endpoint with callers that are slow, many, large, or do not read."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.attacks.siege import Siege, some_bytes
-from tests.e2e.fleet import until
-from tests.e2e.scraping import get
+from tests.support.attacks.siege import Siege, some_bytes
+from tests.support.fleet import until
+from tests.support.scraping import get
 
-pytestmark = pytest.mark.slow  # tests/server/test_http_endpoint.py has short ones
+pytestmark = pytest.mark.slow  # tests/server/monitoring/test_http_endpoint.py has short ones
 
 ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 
 
 def caller(siege: Siege, begin: bytes) -> socket.socket:
-    found = socket.create_connection(("127.0.0.1", siege.http_port), timeout=30)
-    with contextlib.suppress(OSError):  # the server may have hung up already
-        found.sendall(begin)
-    return found
+    connection = socket.create_connection(("127.0.0.1", siege.http_port), timeout=30)
+    with contextlib.suppress(OSError):  # the server may have closed the connection already
+        connection.sendall(begin)
+    return connection
 
 
-def answer(found: socket.socket) -> bytes:
-    """All that comes until the server hangs up."""
+def answer(connection: socket.socket) -> bytes:
+    """Return all bytes until the server closes the connection."""
     text = b""
     with contextlib.suppress(ConnectionError):
-        while more := found.recv(65536):
+        while more := connection.recv(65536):
             text += more
     return text
 
 
 @contextlib.contextmanager
 def callers(siege: Siege, count: int, begin: bytes) -> Iterator[list[socket.socket]]:
-    found = [caller(siege, begin) for _ in range(count)]
+    connections = [caller(siege, begin) for _ in range(count)]
     try:
-        yield found
+        yield connections
     finally:
-        for one in found:
-            one.close()
+        for connection in connections:
+            connection.close()
 
 
 def healthy(siege: Siege) -> bool:
@@ -53,23 +53,25 @@ def healthy(siege: Siege) -> bool:
 
 
 def test_headers_that_come_byte_by_byte_hold_no_thread_for_ever(siege: Siege) -> None:
-    """A byte every tenth of a second, for longer than a request may take."""
+    """Send a byte every tenth of a second, for longer than a request may take."""
     before = siege.refused("http_slow")
     ended = threading.Event()
 
-    def trickle(one: socket.socket) -> None:
+    def trickle(connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
             for _ in range(300):
-                one.sendall(b"x")
+                connection.sendall(b"x")
                 if ended.wait(0.1):
                     return
 
     with siege.borne(), callers(siege, 8, ASK + b"X-Slow: ") as slow:
-        threads = [threading.Thread(target=trickle, args=(one,)) for one in slow]
+        threads = [
+            threading.Thread(target=trickle, args=(slow_connection,)) for slow_connection in slow
+        ]
         for thread in threads:
             thread.start()
-        for one in slow:
-            assert b"200" not in answer(one)
+        for slow_connection in slow:
+            assert b"200" not in answer(slow_connection)
         ended.set()
         for thread in threads:
             thread.join()
@@ -78,8 +80,8 @@ def test_headers_that_come_byte_by_byte_hold_no_thread_for_ever(siege: Siege) ->
 
 def test_silent_callers_beyond_the_places_are_told_to_go(siege: Siege) -> None:
     with siege.borne(), callers(siege, 40, b"") as silent:
-        answers = [answer(one) for one in silent]
-        assert sum(b"503" in told for told in answers) >= 40 - 12
+        answers = [answer(connection) for connection in silent]
+        assert sum(b"503" in response for response in answers) >= 40 - 12
     until(lambda: healthy(siege), "a place at the endpoint")
     assert siege.refused("http_connections") >= 28
 
@@ -91,21 +93,23 @@ def test_requests_that_are_too_large(siege: Siege) -> None:
             ASK + b"X-Large: " + b"a" * 100_000 + b"\r\n\r\n",
             ASK + b"".join(b"X-%d: y\r\n" % k for k in range(5000)) + b"\r\n",
         ):
-            with contextlib.closing(caller(siege, begin)) as one:
-                told = answer(one)
-                assert b" 431 " in told or not told  # a caller that still sends may see only the end of the connection
+            with contextlib.closing(caller(siege, begin)) as connection:
+                response = answer(connection)
+                assert (
+                    b" 431 " in response or not response
+                )  # a caller that is still sending may see only the end of the connection
     assert siege.refused("http_headers") == 3, "each of them"
 
 
 def test_a_body_is_not_taken_for_the_next_request(siege: Siege) -> None:
     smuggled = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
     begin = ASK + b"Content-Length: %d\r\n\r\n" % len(smuggled) + smuggled
-    with siege.borne(), contextlib.closing(caller(siege, begin)) as one:
-        assert answer(one).count(b"HTTP/1.1") == 1
+    with siege.borne(), contextlib.closing(caller(siege, begin)) as connection:
+        assert answer(connection).count(b"HTTP/1.1") == 1
 
 
 def test_viewers_beyond_the_limit_and_viewers_that_do_not_read(siege: Siege) -> None:
-    """The page's stream fills what the socket holds; a viewer that reads nothing loses its place."""
+    """The page's stream fills the socket buffer; a viewer that reads nothing is disconnected."""
     ask = b"GET /api/live HTTP/1.1\r\nHost: x\r\n\r\n"
     with siege.borne():
         with callers(siege, 2, ask) as viewers:
@@ -125,6 +129,6 @@ def test_garbage_at_the_endpoint(siege: Siege) -> None:
     dice = random.Random(10)
     with siege.borne():
         for _ in range(100):
-            with contextlib.closing(caller(siege, some_bytes(dice, 3000))) as one:
-                one.shutdown(socket.SHUT_WR)
+            with contextlib.closing(caller(siege, some_bytes(dice, 3000))) as connection:
+                connection.shutdown(socket.SHUT_WR)
     until(lambda: healthy(siege), "a place at the endpoint")

@@ -1,17 +1,16 @@
-"""The wire protocol keeps what it has promised: a device in the field is not broken by a newer server."""
+"""The wire protocol stays compatible: a newer server does not break a device in the field."""
 
 from __future__ import annotations
 
 import copy
 import importlib.util
 import json
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,9 @@ def test_the_proto_files_keep_every_promise_and_every_addition_is_recorded(
 ) -> None:
     now, reserved = contract.current()
     assert contract.broken(promised, now, reserved) == []
-    assert now == promised, "something was added: run `python proto/contract.py --extend` and commit contract.json"
+    assert now == promised, (
+        "something was added: run `python proto/contract.py --extend` and commit contract.json"
+    )
 
 
 def test_every_breaking_change_is_found(contract: ModuleType, promised: dict[str, Any]) -> None:
@@ -53,7 +54,9 @@ def test_every_breaking_change_is_found(contract: ModuleType, promised: dict[str
     without = copy.deepcopy(promised)
     del without[chunk]
     assert contract.broken(promised, without, {}) == [f"{chunk} is gone"]
-    assert contract.broken(promised, gone, {chunk: {number, promised[chunk][number][0]}}) == []  # reserved: allowed
+    assert (
+        contract.broken(promised, gone, {chunk: {number, promised[chunk][number][0]}}) == []
+    )  # A reserved field may be removed.
     added = copy.deepcopy(promised)
     added[chunk]["99"] = ["extra", "TYPE_BYTES", "", False]
     assert contract.broken(promised, added, {}) == []

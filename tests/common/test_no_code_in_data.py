@@ -1,4 +1,4 @@
-"""Nothing that is read can run: no pickle and no relatives of it, neither on the wire nor on the disk."""
+"""No data that is read can run code: there is no pickle on the wire or on the disk."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [path for part in ("proto", "common", "server", "client", "lab") for path in (ROOT / part).rglob("*.py")]
+from tests.support.paths import ROOT
+
+SOURCES = [
+    path
+    for part in ("proto", "common", "server", "client", "lab")
+    for path in (ROOT / part).rglob("*.py")
+]
 FORBIDDEN = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-# Reads the archives that CIFAR is published as, with an unpickler that can make arrays of bytes and nothing else; its
-# own tests show that. No server or client has it: it belongs to the lab.
+# This module reads the published CIFAR archives with an unpickler that can make only arrays of
+# bytes, which its own tests check. It belongs to the lab, so no server or client uses it.
 ALLOWED = {("lab/fairfleet/lab/datasets/cifar.py", "pickle")}
 
 
@@ -21,24 +26,32 @@ def offences(path: Path, tree: ast.AST) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
-                yield from ((name, one.name) for one in names if one.name.split(".")[0] in FORBIDDEN)
+                yield from (
+                    (name, alias.name) for alias in names if alias.name.split(".")[0] in FORBIDDEN
+                )
             case ast.ImportFrom(module=str(module)) if module.split(".")[0] in FORBIDDEN:
                 yield name, module
             case ast.Call(func=ast.Name(id="eval" | "exec" | "compile" as called)):
                 yield name, called
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr="load"), keywords=keywords):
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=module), attr="load"), keywords=keywords
+            ):
                 if not _is_safe(module, {word.arg: word.value for word in keywords}):
                     yield name, f"{module}.load"
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="yaml"), attr="load_all" | "unsafe_load" as called)):
+            case ast.Call(
+                func=ast.Attribute(
+                    value=ast.Name(id="yaml"), attr="load_all" | "unsafe_load" as called
+                )
+            ):
                 yield name, f"yaml.{called}"
 
 
 def _is_safe(module: str, words: dict[str | None, ast.expr]) -> bool:
-    """Which `load` it is, and what it is told."""
+    """Return whether a call of `load` cannot run code, from its module and its arguments."""
 
     def says(word: str, value: bool) -> bool:
-        found = words.get(word)
-        return isinstance(found, ast.Constant) and found.value is value
+        argument = words.get(word)
+        return isinstance(argument, ast.Constant) and argument.value is value
 
     match module:
         case "torch":
@@ -50,10 +63,12 @@ def _is_safe(module: str, words: dict[str | None, ast.expr]) -> bool:
     return True
 
 
-def test_no_module_reads_what_could_run() -> None:
-    found = {offence for path in SOURCES for offence in offences(path, ast.parse(path.read_text()))}
+def test_no_module_reads_data_that_can_run_code() -> None:
+    offending = {
+        offence for path in SOURCES for offence in offences(path, ast.parse(path.read_text()))
+    }
     assert len(SOURCES) > 100
-    assert found == ALLOWED
+    assert offending == ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -71,5 +86,5 @@ def test_no_module_reads_what_could_run() -> None:
         "exec(text)",
     ],
 )
-def test_the_search_finds_each_of_them(code: str) -> None:
+def test_the_search_detects_each_unsafe_call(code: str) -> None:
     assert list(offences(Path("/x.py"), ast.parse(code)))

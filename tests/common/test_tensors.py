@@ -1,4 +1,4 @@
-"""Models as flat vectors: names are views, files are read back exactly, and what does not fit is named."""
+"""Models as flat vectors: named views, exact files, and messages that name the wrong tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ def mixed() -> Model:
             "net.0.bias": np.ones(2),
             "scale": np.float32(7),
         },
-        {"norm.running_mean": np.full(4, 0.5, np.float16), "norm.count": np.array(9), "mask": np.array([True, False])},
+        {
+            "norm.running_mean": np.full(4, 0.5, np.float16),
+            "norm.count": np.array(9),
+            "mask": np.array([True, False]),
+        },
         {"norm.running_mean": "bfloat16"},
     )
 
@@ -43,7 +47,7 @@ def test_named_arrays_are_views() -> None:
     assert model.parameters[5] == 42
 
 
-def test_a_file_is_read_back_exactly_and_by_the_library(tmp_path: Path) -> None:
+def test_a_file_is_read_exactly_by_us_and_by_the_library(tmp_path: Path) -> None:
     model = mixed()
     model.save(tmp_path / "m.safetensors", version="3")
     back, metadata = Model.load(tmp_path / "m.safetensors")
@@ -53,8 +57,12 @@ def test_a_file_is_read_back_exactly_and_by_the_library(tmp_path: Path) -> None:
         np.testing.assert_array_equal(array, back.named()[name])
 
 
-def test_a_plain_safetensors_file_of_any_origin_is_understood(tmp_path: Path) -> None:
-    arrays = {"fc.weight": np.ones((2, 2), np.float32), "bn.running_var": np.ones(2, np.float32), "steps": np.array(3)}
+def test_a_safetensors_file_of_another_program_is_read(tmp_path: Path) -> None:
+    arrays = {
+        "fc.weight": np.ones((2, 2), np.float32),
+        "bn.running_var": np.ones(2, np.float32),
+        "steps": np.array(3),
+    }
     save_file(arrays, tmp_path / "plain.safetensors")
     model, _ = Model.load(tmp_path / "plain.safetensors")
     sections = {tensor.name: tensor.section for tensor in model.signature.tensors}
@@ -66,13 +74,13 @@ def test_a_plain_safetensors_file_of_any_origin_is_understood(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 10, b"\xff" * 8 + b"{}"])
-def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(UsageError, match="as a safetensors file"):
         Model.load(tmp_path / "x")
 
 
-def test_arrays_that_do_not_fit_are_named() -> None:
+def test_the_message_names_an_array_that_does_not_fit() -> None:
     model = mixed()
     arrays = model.named()
     with pytest.raises(BadRequest, match="tensor mask is missing"):
@@ -83,7 +91,7 @@ def test_arrays_that_do_not_fit_are_named() -> None:
         model.assign({**arrays, "scale": np.ones(2)})
 
 
-def test_a_signature_cannot_hold_nonsense() -> None:
+def test_a_signature_refuses_duplicate_names_and_unknown_types() -> None:
     spec = TensorSpec("w", (1,), "float32", Section.PARAMETERS, "w")
     with pytest.raises(BadRequest, match="twice"):
         Signature((spec, spec))

@@ -1,7 +1,7 @@
-"""Containers for arm64 on a machine of another kind: the kernel hands their programs to qemu.
+"""Containers for arm64 on another machine: the kernel runs their programs with qemu.
 
-Where that cannot be had, `NoEmulation` says why. The base image is made of packages that are only unpacked, since their
-installation under emulation would take a quarter of an hour.
+`NoEmulation` says why this is impossible. The base image consists of packages that are only
+unpacked, since their installation under emulation would take a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from tests.containers.engine import FORGET, OWN_BASE, PACKAGES, Engine, NoEngine
 PLATFORM = "linux/arm64"
 BASE = f"{OWN_BASE}-arm64"
 FORMATS = Path("/proc/sys/fs/binfmt_misc")
-QEMU = Path("/usr/lib/binfmt.d/qemu-aarch64.conf")  # how the kernel knows a program for arm64, and what runs it
+QEMU = Path(
+    "/usr/lib/binfmt.d/qemu-aarch64.conf"
+)  # how the kernel recognises a program for arm64, and what runs it
 ESSENTIAL = "apt,base-files,base-passwd,bash,coreutils,dash,findutils,grep,libc-bin,passwd,sed"
-# What the packages' scripts would have done, as far as the Dockerfile needs it.
+# The effects of the packages' scripts that the Dockerfile needs.
 SETTLE = """
 for file in passwd group; do cp "$1/usr/share/base-passwd/$file.master" "$1/etc/$file"; done
 cat "$1"/usr/share/ca-certificates/mozilla/*.crt > "$1/etc/ssl/certs/ca-certificates.crt"
@@ -30,12 +32,12 @@ cat "$1"/usr/share/ca-certificates/mozilla/*.crt > "$1/etc/ssl/certs/ca-certific
 
 
 class NoEmulation(NoEngine):
-    """Why no container for arm64 can run here."""
+    """Raised with the reason why no container for arm64 can run on this machine."""
 
 
 @contextmanager
 def emulation() -> Iterator[None]:
-    """The kernel as it is if it is an arm64 or knows of qemu already, else until the end of this."""
+    """Enable emulation while the block runs, unless the kernel is arm64 or has it already."""
     if platform.machine() == "aarch64" or (FORMATS / "qemu-aarch64").exists():
         yield
         return
@@ -79,7 +81,7 @@ def base_image(engine: Engine) -> str:
             "--variant=extract", "--architectures=arm64", f"--include={PACKAGES},{ESSENTIAL}",
             "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", f"--extract-hook={SETTLE}{FORGET}",
         )  # fmt: skip
-        # `docker import --platform` of older engines leaves the image to the machine's own kind.
+        # `docker import --platform` of older engines keeps the machine's own platform.
         (Path(folder) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
         engine.run("build", "--platform", PLATFORM, "--tag", BASE, folder, seconds=300)
     return BASE

@@ -11,12 +11,12 @@ from tests.containers.prometheus import provide_prometheus
 
 @pytest.fixture(scope="session")
 def docker() -> Iterator[Engine]:
-    """An engine with the three images in it, built from the files as they are now, and Prometheus'."""
+    """Return an engine with our three images, built from the current files, and Prometheus."""
     try:
-        with engine() as found:
-            base = base_image(found)
-            build_images(found, base)
-            provide_prometheus(found, base)
-            yield found
+        with engine() as docker_engine:
+            base = base_image(docker_engine)
+            build_images(docker_engine, base)
+            provide_prometheus(docker_engine, base)
+            yield docker_engine
     except NoEngine as error:
         pytest.skip(str(error))

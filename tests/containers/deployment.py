@@ -1,4 +1,4 @@
-"""The federation of docker-compose.yml, run for real under a name and on ports of the test's own."""
+"""The federation of docker-compose.yml, run with a project name and ports of the test."""
 
 from __future__ import annotations
 
@@ -14,17 +14,25 @@ from typing import Any
 
 import grpc
 
-from fairfleet.common.access import Access
+from fairfleet.common.net.server_access import ServerAccess
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
 from tests.containers.engine import Engine
 from tests.containers.images import VERSION
-from tests.e2e.fleet import OWN_CONNECTION, PATIENCE_SECONDS, free_port, until
-from tests.e2e.scraping import PrometheusApi, Series, scrape
+from tests.support.fleet import OWN_CONNECTION, PATIENCE_SECONDS, free_port, until
+from tests.support.scraping import PrometheusApi, Series, scrape
 
-# The graphics card of `gpu-client` is left out: nobody has one where tests run.
+# The graphics card of `gpu-client` is left out, as test machines have none.
 WITHOUT_CARD = "services: {gpu-client: {deploy: {resources: {reservations: !reset null}}}}\n"
-HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+HARDENED = (
+    "--read-only",
+    "--tmpfs",
+    "/tmp",
+    "--cap-drop",
+    "ALL",
+    "--security-opt",
+    "no-new-privileges",
+)
 
 
 class Deployment:
@@ -53,7 +61,7 @@ class Deployment:
         return self.engine.run("compose", *words, seconds=seconds, **self._variables)
 
     def up(self, *services: str) -> None:
-        """The services and what they depend on: Grafana's image cannot be had everywhere."""
+        """Start these services and their dependencies; Grafana's image is not always available."""
         scale = ("--scale", "client=3") if "client" in services else ()
         self.compose("up", "--detach", "--wait", "--no-build", "--no-recreate", *scale, *services)
 
@@ -63,13 +71,17 @@ class Deployment:
     # ---- containers ----------------------------------------------------------------------------
 
     def containers(self, service: str) -> list[str]:
-        """The ids of a service's containers that run."""
+        """Return the ids of the running containers of a service."""
         return self.compose("ps", "--quiet", service).split()
 
     def client(self, name: str) -> str:
-        """The container that is this client now: it says so in its log when it starts."""
-        (found,) = [id for id in self.containers("client") if self.name_of(id) == name]
-        return found
+        """Return the container of this client, according to the logs."""
+        (container,) = [
+            session_id
+            for session_id in self.containers("client")
+            if self.name_of(session_id) == name
+        ]
+        return container
 
     def name_of(self, container: str) -> str:
         said = self.engine.attempt("logs", container)
@@ -81,7 +93,7 @@ class Deployment:
 
     @contextmanager
     def cut_off(self, container: str) -> Iterator[None]:
-        """Without a network, as behind a link that is down."""
+        """Disconnect a container from its network while the block runs."""
         network = f"{self.project}_default"
         self.engine.run("network", "disconnect", network, container)
         try:
@@ -91,9 +103,16 @@ class Deployment:
 
     @contextmanager
     def another_client(self, image: str, *options: str) -> Iterator[str]:
-        """A container of another image, with all that the service `client` gives to its own."""
+        """Run a container of another image with the configuration of the service `client`."""
         like = self.engine.inspect(self.containers("client")[0])
-        words = ["--network", f"{self.project}_default", "--volumes-from", like["Id"], *HARDENED, *options]
+        words = [
+            "--network",
+            f"{self.project}_default",
+            "--volumes-from",
+            like["Id"],
+            *HARDENED,
+            *options,
+        ]
         words += [word for variable in like["Config"]["Env"] for word in ("--env", variable)]
         container = self.engine.run("run", "--detach", *words, image)
         try:
@@ -104,7 +123,7 @@ class Deployment:
 
     @contextmanager
     def device(self, *words: str) -> Iterator[None]:
-        """A process of this machine, outside of all containers, that is told to stop in the end."""
+        """Run a client process outside all containers; it is stopped at the end."""
         with subprocess.Popen([sys.executable, "-m", "fairfleet.common.cli", *words]) as process:
             try:
                 yield
@@ -112,7 +131,7 @@ class Deployment:
                 process.terminate()
                 assert process.wait(30) == 0
 
-    # ---- what it says, through the published ports ---------------------------------------------
+    # ---- status through the published ports ----------------------------------------------------
 
     def status(self) -> pb.StatusResponse:
         with self.channel() as channel:
@@ -123,12 +142,18 @@ class Deployment:
 
     def clients(self) -> dict[str, pb.ClientRecord]:
         with self.channel() as channel:
-            found = OperatorStub(channel).Clients(pb.ClientsRequest(), timeout=10, wait_for_ready=True)
-            return {record.client: record for record in found}
+            response = OperatorStub(channel).Clients(
+                pb.ClientsRequest(), timeout=10, wait_for_ready=True
+            )
+            return {record.client: record for record in response}
 
     def rounds(self, first: int = 0) -> list[pb.RoundRecord]:
         with self.channel() as channel:
-            return list(OperatorStub(channel).Rounds(pb.RoundsRequest(first=first), timeout=30, wait_for_ready=True))
+            return list(
+                OperatorStub(channel).Rounds(
+                    pb.RoundsRequest(first=first), timeout=30, wait_for_ready=True
+                )
+            )
 
     def wait_for_a_round_with(self, clients: set[str], seconds: float = PATIENCE_SECONDS) -> None:
         until(
@@ -144,7 +169,7 @@ class Deployment:
         return PrometheusApi(f"http://127.0.0.1:{self.prometheus_port}")
 
     def channel(self) -> grpc.Channel:
-        return Access(None, self.operator).channel(OWN_CONNECTION)
+        return ServerAccess(None, self.operator).channel(OWN_CONNECTION)
 
 
 def took_part(record: pb.RoundRecord) -> set[str]:
@@ -152,14 +177,14 @@ def took_part(record: pb.RoundRecord) -> set[str]:
 
 
 def stood_in(record: pb.RoundRecord) -> set[str]:
-    """Absent clients whose history row the rule took account of."""
+    """Return the absent clients whose history rows the rule used."""
     diagnostics: dict[str, Any] = json.loads(record.diagnostics_json)
     return set(diagnostics["history_coefficients"])
 
 
 @contextmanager
 def deployed(engine: Engine, folder: Path) -> Iterator[Deployment]:
-    """With three clients and a Prometheus."""
+    """Yield the running federation with three clients and a Prometheus."""
     deployment = Deployment(engine, folder)
     everything = ("--profile", "gpu", "--profile", "insecure-demo")
     try:
@@ -167,6 +192,8 @@ def deployed(engine: Engine, folder: Path) -> Iterator[Deployment]:
         deployment.fetch_operator()
         yield deployment
     finally:
-        told = engine.attempt("compose", "--project-name", deployment.project, "logs", "--no-color", "--tail", "50")
-        print(told.stdout)  # pytest shows it when the test fails
+        output = engine.attempt(
+            "compose", "--project-name", deployment.project, "logs", "--no-color", "--tail", "50"
+        )
+        print(output.stdout)  # pytest shows it when the test fails
         deployment.compose(*everything, "down", "--volumes", "--remove-orphans", "--timeout", "5")

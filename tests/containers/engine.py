@@ -1,6 +1,7 @@
-"""A Docker engine to test with: the machine's own if it answers, else one of ours, in a folder of its own.
+"""A Docker engine for tests: the machine's own if it answers, else one in a folder of its own.
 
-Where no engine can run, `NoEngine` says why. What is slow to make (base image, layers, plugins) is kept between runs.
+`NoEngine` says why no engine can run. What is slow to build (base image, layers, plugins) is cached
+between runs.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.fleet import until
+from tests.support.fleet import until
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 BASE = "python:3.11-slim"
 OWN_BASE = "fairfleet-test-base"
 DEBIAN = "bookworm"  # whose Python is 3.11
 PACKAGES = "python3,python3-pip,python3-venv,ca-certificates"
-FORGET = 'rm -rf "$1"/etc/apt/sources.list* "$1"/etc/resolv.conf'  # where this machine has its packages from
+FORGET = 'rm -rf "$1"/etc/apt/sources.list* "$1"/etc/resolv.conf'  # package sources
 
 
 class NoEngine(Exception):
-    """Why no container can run here."""
+    """Raised with the reason why no container can run on this machine."""
 
 
 class Engine:
@@ -36,22 +37,40 @@ class Engine:
         self._environment = {**os.environ, "DOCKER_BUILDKIT": "1", **environment}
 
     def run(self, *words: str, seconds: float = 120, **more: str) -> str:
-        """`docker <words>`, with more variables in its environment; what it printed."""
+        """Run `docker <words>` with these variables in its environment; return its output."""
         done = self.attempt(*words, seconds=seconds, **more)
-        assert done.returncode == 0, f"docker {' '.join(words)}: {done.stdout[-3000:]}{done.stderr[-6000:]}"
+        assert done.returncode == 0, (
+            f"docker {' '.join(words)}: {done.stdout[-3000:]}{done.stderr[-6000:]}"
+        )
         return done.stdout.strip()
 
-    def attempt(self, *words: str, seconds: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+    def attempt(
+        self, *words: str, seconds: float = 120, **more: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["docker", *words],
-            cwd=ROOT, env=self._environment | more, text=True, capture_output=True, timeout=seconds, check=False,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=self._environment | more,
+            text=True,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
 
     def make(self, folder: Path, *words: str) -> None:
-        """`make <words>` in a folder, for targets that call docker."""
+        """Run `make <words>` in a folder, for targets that call docker."""
         command = ["make", "--directory", str(folder), *words]
-        done = subprocess.run(command, env=self._environment, text=True, capture_output=True, timeout=1500, check=False)
-        assert done.returncode == 0, f"{' '.join(words)}: {done.stdout[-3000:]}{done.stderr[-6000:]}"
+        done = subprocess.run(
+            command,
+            env=self._environment,
+            text=True,
+            capture_output=True,
+            timeout=1500,
+            check=False,
+        )
+        assert done.returncode == 0, (
+            f"{' '.join(words)}: {done.stdout[-3000:]}{done.stderr[-6000:]}"
+        )
 
     def inspect(self, *words: str) -> Any:
         return json.loads(self.run("inspect", *words))[0]
@@ -64,11 +83,14 @@ class Engine:
 def engine() -> Iterator[Engine]:
     if not shutil.which("docker"):
         raise NoEngine("docker is not installed: scripts/install-test-packages")
-    found = Engine({}, own=False)
-    if found.answers():
-        if found.attempt("compose", "version").returncode or found.attempt("buildx", "version").returncode:
+    docker = Engine({}, own=False)
+    if docker.answers():
+        if (
+            docker.attempt("compose", "version").returncode
+            or docker.attempt("buildx", "version").returncode
+        ):
             raise NoEngine("the Docker engine here has no compose v2 or no buildx")
-        yield found
+        yield docker
     else:
         with _cache() as cache, _own_engine(cache) as started:
             yield started
@@ -77,7 +99,9 @@ def engine() -> Iterator[Engine]:
 @contextmanager
 def _own_engine(cache: Path) -> Iterator[Engine]:
     if not shutil.which("dockerd"):
-        raise NoEngine("no Docker engine answers and dockerd is not installed: scripts/install-test-packages")
+        raise NoEngine(
+            "no Docker engine answers and dockerd is not installed: scripts/install-test-packages"
+        )
     if os.getuid() != 0:
         raise NoEngine("no Docker engine answers, and only root can start one")
     config = cache / "config"
@@ -90,16 +114,28 @@ def _own_engine(cache: Path) -> Iterator[Engine]:
         with (Path(folder) / "log").open("wb") as log:
             process = subprocess.Popen(
                 [
-                    "dockerd", "--host", socket, "--data-root", cache / "data", "--exec-root", f"{folder}/exec",
-                    "--pidfile", f"{folder}/pid", "--bridge", "none",
+                    "dockerd",
+                    "--host",
+                    socket,
+                    "--data-root",
+                    cache / "data",
+                    "--exec-root",
+                    f"{folder}/exec",
+                    "--pidfile",
+                    f"{folder}/pid",
+                    "--bridge",
+                    "none",
                 ],
-                stdout=log, stderr=log,
-            )  # fmt: skip
+                stdout=log,
+                stderr=log,
+            )
         started = Engine({"DOCKER_HOST": socket, "DOCKER_CONFIG": str(config)}, own=True)
         try:
             until(lambda: started.answers() or process.poll() is not None, "the Docker engine")
             if process.poll() is not None:
-                raise NoEngine(f"dockerd does not run here: {(Path(folder) / 'log').read_text()[-500:]}")
+                raise NoEngine(
+                    f"dockerd does not run here: {(Path(folder) / 'log').read_text()[-500:]}"
+                )
             yield started
         finally:
             process.terminate()
@@ -108,8 +144,11 @@ def _own_engine(cache: Path) -> Iterator[Engine]:
 
 @contextmanager
 def _cache() -> Iterator[Path]:
-    """What is kept between runs; one run at a time has it."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "fairfleet-containers"
+    """Hold the cache between runs, for one run at a time."""
+    folder = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve()
+        / "fairfleet-containers"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -117,12 +156,15 @@ def _cache() -> Iterator[Path]:
 
 
 def base_image(engine: Engine) -> str:
-    """The image to build on. An engine of our own has none, and perhaps no registry: it gets one from packages."""
+    """Return the image to build on.
+
+    An engine of our own has none, and perhaps no registry, so the image is made from packages.
+    """
     for name in (BASE, OWN_BASE):
         if engine.attempt("image", "inspect", name).returncode == 0:
             return name
     if not engine.own:
-        return BASE  # the build pulls it
+        return BASE  # the build pulls the image
     if not shutil.which("mmdebstrap"):
         raise NoEngine("mmdebstrap is not installed: scripts/install-test-packages")
     with tempfile.TemporaryDirectory(prefix="ff-") as folder:
@@ -133,9 +175,18 @@ def base_image(engine: Engine) -> str:
 
 
 def make_base(tar: Path, *options: str) -> None:
-    """By mmdebstrap, from the archive that apt uses here; without manuals and translations."""
+    """Make the base image with mmdebstrap, from the archive that apt uses.
+
+    Manuals and translations are left out.
+    """
     ask = ["apt-get", "indextargets", "--format", "$(SITE)"]
     sites = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
     archive = next(site for site in sites if "security" not in site)
-    excluded = [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("doc", "man", "locale")]
-    subprocess.run(["mmdebstrap", "--quiet", *excluded, *options, DEBIAN, tar, archive], check=True, timeout=900)
+    excluded = [
+        f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("doc", "man", "locale")
+    ]
+    subprocess.run(
+        ["mmdebstrap", "--quiet", *excluded, *options, DEBIAN, tar, archive],
+        check=True,
+        timeout=900,
+    )

@@ -1,4 +1,7 @@
-"""Builds the three images by `make`, as anyone would, with this machine's own index, certificate and wheels if any."""
+"""Builds the three images with `make`.
+
+It uses the package index, certificate and wheels of this machine if there are any.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from pathlib import Path
 from tests.containers.engine import ROOT, Engine
 
 IMAGES = ("server", "client-lite", "client")
-VERSION = "test"  # their tag
+VERSION = "test"  # the tag of the images
 CERTIFICATE = "/run/secrets/ca.pem"  # where the Dockerfile mounts it
 
 
@@ -26,19 +29,26 @@ def build_images(
     change: Callable[[Path], None] = lambda folder: None,
     more: Iterable[str] = (),
 ) -> None:
-    """From the files as they are, or as `change` leaves them; with more words for `docker build`."""
+    """Build from the current files, or as `change` alters them, with options for `docker build`."""
     with _context() as folder, _pip_secrets(folder.parent) as secrets:
         change(folder)
         words = ["--progress", "plain", "--build-arg", f"BASE={base}", *secrets, *more]
         if engine.own:
             words += ["--network", "host"]
-        engine.make(folder, *(f"image-{image}" for image in images), f"VERSION={version}", f"BUILD={' '.join(words)}")
+        engine.make(
+            folder,
+            *(f"image-{image}" for image in images),
+            f"VERSION={version}",
+            f"BUILD={' '.join(words)}",
+        )
 
 
 @contextmanager
 def _context() -> Iterator[Path]:
-    """The files of the repository, and beside them the wheels that pip would find here."""
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    """Return the files of the repository, and the wheels that pip would find on this machine."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
     with tempfile.TemporaryDirectory(prefix="ff-build-") as temporary:
         folder = Path(temporary) / "context"
         for name in filter(None, listed.stdout.decode().split("\n")):
@@ -57,7 +67,7 @@ def _torch_wheels() -> list[Path]:
 
 @contextmanager
 def _pip_secrets(folder: Path) -> Iterator[list[str]]:
-    """The build's arguments for an index or a certificate of this machine's own; none where pip is as it comes."""
+    """Return the build arguments for this machine's index and certificate, if it has any."""
     lines = [f"index-url = {value}" for value in _pip_settings("index-url")[:1]]
     arguments = []
     if certificates := _pip_settings("cert"):
@@ -71,5 +81,7 @@ def _pip_secrets(folder: Path) -> Iterator[list[str]]:
 
 
 def _pip_settings(name: str) -> list[str]:
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    )
     return re.findall(rf"^\S+\.{name}='(.*)'$", listed.stdout, re.MULTILINE)

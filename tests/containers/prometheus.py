@@ -1,6 +1,7 @@
-"""Prometheus' image, where no registry can be reached: Debian's program with the upstream image's ways.
+"""An image of Prometheus from Debian's program, for machines without a registry.
 
-The same user, folders, flags and health check, so that what docker-compose.yml says of it is tried for real.
+User, folders, flags and health check are those of the upstream image, so that docker-compose.yml is
+tested as it is.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ USER 65534
 ENTRYPOINT ["/bin/prometheus"]
 CMD ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]
 """
-WGET = "#!/usr/bin/env python3\nimport sys, urllib.request\nurllib.request.urlopen(sys.argv[-1], timeout=3)\n"
+WGET = (
+    "#!/usr/bin/env python3\n"
+    "import sys, urllib.request\n"
+    "urllib.request.urlopen(sys.argv[-1], timeout=3)\n"
+)
 
 
 def provide_prometheus(engine: Engine, base: str) -> None:
-    """Nothing where the image is there, or an engine that is not ours can fetch it."""
+    """Make the image, unless it exists or the machine's own engine can pull it."""
     image = compose_services()["prometheus"]["image"]
     if not engine.own or engine.attempt("image", "inspect", image).returncode == 0:
         return
@@ -37,4 +42,14 @@ def provide_prometheus(engine: Engine, base: str) -> None:
         (folder / "wget").write_text(WGET)
         (folder / "wget").chmod(0o755)
         (folder / "Dockerfile").write_text(DOCKERFILE)
-        engine.run("build", "--network", "host", "--build-arg", f"BASE={base}", "--tag", image, temporary, seconds=300)
+        engine.run(
+            "build",
+            "--network",
+            "host",
+            "--build-arg",
+            f"BASE={base}",
+            "--tag",
+            image,
+            temporary,
+            seconds=300,
+        )

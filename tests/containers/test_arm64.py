@@ -1,6 +1,6 @@
-"""The client's image for arm64, built and run under emulation, beside clients of this machine's own kind.
+"""The client's image for arm64, built and run under emulation, with clients of this machine.
 
-Emulated speed says nothing of a device's.
+Emulation says nothing about a device's speed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ def arm64_image(docker: Engine) -> Iterator[str]:
     try:
         with arm64.emulation():
             more = ("--platform", arm64.PLATFORM, "--build-arg", f"BUILD_BASE={base_image(docker)}")
-            build_images(docker, arm64.base_image(docker), ["client-lite"], version=VERSION, more=more)
+            build_images(
+                docker, arm64.base_image(docker), ["client-lite"], version=VERSION, more=more
+            )
             yield IMAGE
     except NoEngine as error:
         pytest.skip(str(error))
 
 
-def test_a_container_for_arm64_takes_part_beside_those_of_this_machine(
+def test_an_arm64_container_trains_together_with_native_ones(
     docker: Engine, arm64_image: str, tmp_path: Path
 ) -> None:
     assert docker.inspect(arm64_image)["Architecture"] == "arm64"

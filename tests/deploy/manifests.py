@@ -1,4 +1,4 @@
-"""The builds of k8s/, taken apart."""
+"""The builds of k8s/ as lists of manifests."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Manifests(list[Manifest]):
         return [manifest for manifest in self if manifest["kind"] == kind]
 
     def one(self, kind: str, name: str) -> Manifest:
-        (found,) = [manifest for manifest in self.of(kind) if manifest["metadata"]["name"] == name]
-        return found
+        (match,) = [manifest for manifest in self.of(kind) if manifest["metadata"]["name"] == name]
+        return match
 
     def has(self, kind: str, name: str) -> bool:
         return any(manifest["metadata"]["name"] == name for manifest in self.of(kind))
@@ -45,12 +45,12 @@ class Manifests(list[Manifest]):
                 yield f"{name}/{container['name']}", container
 
     def environment(self, name: str) -> dict[str, str]:
-        """What the one container of a set is told."""
+        """Return the environment of the only container of a set."""
         (container,) = self.pod(name)["containers"]
-        told: dict[str, str] = {}
+        variables: dict[str, str] = {}
         for source in container["envFrom"]:
-            told |= self.one("ConfigMap", source["configMapRef"]["name"])["data"]
-        return told
+            variables |= self.one("ConfigMap", source["configMapRef"]["name"])["data"]
+        return variables
 
 
 @cache

@@ -1,30 +1,30 @@
-"""The settings that a container is told by its environment, read by the very code that will read them there."""
+"""The settings of a container's environment, read by the same code as in the container."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from fairfleet.client.settings import ClientSettings
-from fairfleet.common.settings import PREFIX, S, read_settings
+from fairfleet.common.cli.settings import PREFIX, S, read_settings
 from fairfleet.server.settings import ServerSettings
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
 DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
-OF_COMMANDS = {"FAIRFLEET_CREDENTIALS", "FAIRFLEET_SERVER"}  # that `health`, `status`, `watch`, … read beside a server
+# Commands such as `health`, `status` and `watch` read these in a server's container.
+OF_COMMANDS = {"FAIRFLEET_CREDENTIALS", "FAIRFLEET_SERVER"}
 
 
 def read_as(kind: type[S], environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> S:
-    """The settings, after a check that every variable of ours is one.
+    """Return the settings, after a check that every variable of ours is a setting.
 
-    A name that nobody knows is no error when it is read, since the environment belongs to everybody.
+    The program ignores unknown names, because other programs use the environment too.
     """
     with monkeypatch.context() as context:
         for name, value in environment.items():
@@ -32,12 +32,14 @@ def read_as(kind: type[S], environment: Mapping[str, Any], monkeypatch: pytest.M
         settings = read_settings(kind, None, {})
     for name in environment:
         field = name.removeprefix(PREFIX).lower().split("__")[0]
-        assert not name.startswith(PREFIX) or field in kind.model_fields, f"{name} is no setting of {kind.__name__}"
+        assert not name.startswith(PREFIX) or field in kind.model_fields, (
+            f"{name} is no setting of {kind.__name__}"
+        )
     return settings
 
 
 def image_environment(target: str) -> dict[str, str]:
-    """What the Dockerfile sets in the image of a target, with what it is built on."""
+    """Return the variables that the Dockerfile sets in a target and in its base stages."""
     stages: dict[str, dict[str, str]] = {}
     current: dict[str, str] = {}
     for line in DOCKERFILE.read_text().replace("\\\n", " ").splitlines():
@@ -50,16 +52,20 @@ def image_environment(target: str) -> dict[str, str]:
 
 
 def compose_services() -> dict[str, dict[str, Any]]:
-    """As they are when nothing is set in the environment."""
+    """Return the services as they are when nothing is set in the environment."""
     text = DEFAULT.sub(r"\1", (ROOT / "docker-compose.yml").read_text())
-    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
-    return found
+    services: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
+    return services
 
 
-def server_settings(environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> ServerSettings:
-    told = {name: value for name, value in environment.items() if name not in OF_COMMANDS}
-    return read_as(ServerSettings, image_environment("server") | told, monkeypatch)
+def server_settings(
+    environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> ServerSettings:
+    own = {name: value for name, value in environment.items() if name not in OF_COMMANDS}
+    return read_as(ServerSettings, image_environment("server") | own, monkeypatch)
 
 
-def client_settings(environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> ClientSettings:
+def client_settings(
+    environment: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> ClientSettings:
     return read_as(ClientSettings, image_environment("client") | dict(environment), monkeypatch)

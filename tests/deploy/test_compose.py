@@ -1,4 +1,4 @@
-"""docker-compose.yml and the Dockerfile say what the code reads: ports, variables, volumes, commands."""
+"""docker-compose.yml and the Dockerfile fit the code: ports, variables, volumes, commands."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fairfleet.common.credentials import read_credentials
+from fairfleet.common.cli.program import program
 from fairfleet.common.errors import BadSettings
-from fairfleet.common.pki_folder import CA, SERVER, SERVER_KEY, PkiFolder
-from fairfleet.common.program import program
+from fairfleet.common.pki.credentials import read_credentials
+from fairfleet.common.pki.pki_folder import CA, SERVER, SERVER_KEY, PkiFolder
 from fairfleet.lab import digits
 from tests.deploy.settings import (
     DOCKERFILE,
@@ -35,7 +35,7 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 def published(service: dict[str, Any]) -> dict[int, str]:
-    """By the container's port: where the host publishes it."""
+    """Return the host's address for each published port of the container."""
     return {int(port.rpartition(":")[2]): port.rpartition(":")[0] for port in service["ports"]}
 
 
@@ -43,7 +43,7 @@ def mounted(service: dict[str, Any]) -> dict[str, str]:
     return {volume.split(":")[1]: volume.split(":")[0] for volume in service.get("volumes", ())}
 
 
-def test_the_server_listens_where_its_ports_are_published(
+def test_the_server_listens_on_the_published_ports(
     services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = server_settings(services["server"]["environment"], monkeypatch)
@@ -53,43 +53,63 @@ def test_the_server_listens_where_its_ports_are_published(
     assert set(ports) == {8440, 8441}
 
 
-def test_nothing_is_published_beyond_this_machine_unless_asked_for(services: dict[str, dict[str, Any]]) -> None:
+def test_ports_are_published_on_loopback_only(
+    services: dict[str, dict[str, Any]],
+) -> None:
     for name, service in services.items():
         for where in published(service).values() if "ports" in service else ():
             assert where.startswith("127.0.0.1:"), name
 
 
 @pytest.mark.parametrize("name", ["server", "insecure-server"])
-def test_a_server_has_tls_or_says_that_it_has_none(
+def test_a_server_has_tls_or_is_marked_insecure(
     services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     settings = server_settings(services[name]["environment"], monkeypatch)
-    assert (settings.pki is not None, settings.insecure) == ((True, False) if name == "server" else (False, True))
+    assert (settings.pki is not None, settings.insecure) == (
+        (True, False) if name == "server" else (False, True)
+    )
     assert services[name].get("profiles") == (None if name == "server" else ["insecure-demo"])
 
 
-def test_both_servers_have_the_same_settings_but_for_transport(services: dict[str, dict[str, Any]]) -> None:
-    one, other = (dict(services[name]["environment"]) for name in ("server", "insecure-server"))
-    differ = {key for key, _ in one.items() ^ other.items()}
-    assert differ == {"FAIRFLEET_PKI", "FAIRFLEET_CREDENTIALS", "FAIRFLEET_SERVER", "FAIRFLEET_INSECURE"}
+def test_both_servers_differ_only_in_transport_security(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    secure, insecure = (
+        dict(services[name]["environment"]) for name in ("server", "insecure-server")
+    )
+    differ = {key for key, _ in secure.items() ^ insecure.items()}
+    assert differ == {
+        "FAIRFLEET_PKI",
+        "FAIRFLEET_CREDENTIALS",
+        "FAIRFLEET_SERVER",
+        "FAIRFLEET_INSECURE",
+    }
 
 
 def provisioned(services: dict[str, dict[str, Any]], folder: Path) -> Path:
-    """What the init container makes, by its very command, with `folder` in the place of /pki."""
+    """Run the command of the init container with `folder` instead of /pki; return the folder."""
     words = services["pki"]["command"].replace("/pki", str(folder)).split()
     done = CliRunner().invoke(program("pki"), words)
     assert done.exit_code == 0, done.output
     return folder
 
 
-def test_everybody_mounts_the_credentials_that_are_theirs_and_nobody_elses(
+def test_each_service_mounts_only_its_own_credentials(
     services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = provisioned(services, tmp_path)
+    pki = provisioned(services, tmp_path)
     assert mounted(services["pki"]) == {
-        "/pki/ca": "ca", "/pki/server": "server-pki", "/pki/operator": "operator-pki", "/pki/clients": "client-pki",
-    }  # fmt: skip
-    secret = {"server": {"/pki/server", "/pki/operator"}, "client": {"/pki/clients"}, "gpu-client": {"/pki/clients"}}
+        "/pki/ca": "ca",
+        "/pki/server": "server-pki",
+        "/pki/operator": "operator-pki",
+        "/pki/clients": "client-pki",
+    }
+    secret = {
+        "server": {"/pki/server", "/pki/operator"},
+        "client": {"/pki/clients"},
+        "gpu-client": {"/pki/clients"},
+    }
     for name, service in services.items():
         if name == "pki":
             continue
@@ -97,41 +117,53 @@ def test_everybody_mounts_the_credentials_that_are_theirs_and_nobody_elses(
         assert places == secret.get(name, set()), name
         for place in places:
             assert mounted(service)[place] == mounted(services["pki"])[place]
-            assert any(f":{place}:ro" in volume for volume in service["volumes"]), "it only reads them"
+            assert any(f":{place}:ro" in volume for volume in service["volumes"]), (
+                "the service only reads them"
+            )
     settings = server_settings(services["server"]["environment"], monkeypatch)
     assert str(settings.pki) == "/pki/server"
-    assert all((made / "server" / name).exists() for name in (CA, SERVER, SERVER_KEY))
-    operator = made / Path(services["server"]["environment"]["FAIRFLEET_CREDENTIALS"]).relative_to("/pki")
+    assert all((pki / "server" / name).exists() for name in (CA, SERVER, SERVER_KEY))
+    operator = pki / Path(services["server"]["environment"]["FAIRFLEET_CREDENTIALS"]).relative_to(
+        "/pki"
+    )
     assert read_credentials(operator).address == "127.0.0.1:8440", "as it is from the host"
     server = client_settings(services["client"]["environment"], monkeypatch).server
-    assert server.rpartition(":")[0] in PkiFolder(made / "ca").server_names()
+    assert server.rpartition(":")[0] in PkiFolder(pki / "ca").server_names()
 
 
 @pytest.mark.parametrize("name", ["client", "gpu-client"])
-def test_every_replica_finds_a_certificate_of_its_own(
+def test_every_replica_has_its_own_certificate(
     services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    made = provisioned(services, tmp_path)
+    pki = provisioned(services, tmp_path)
     settings = client_settings(services[name]["environment"], monkeypatch)
-    for number in (0, services["client"]["deploy"]["replicas"], digits.SPLITS * len(digits.CLIENTS) - 1):
+    for number in (
+        0,
+        services["client"]["deploy"]["replicas"],
+        digits.SPLITS * len(digits.CLIENTS) - 1,
+    ):
         numbered = settings.numbered(number)
         assert numbered.credentials is not None
-        file = made / numbered.credentials.relative_to("/pki")
+        file = pki / numbered.credentials.relative_to("/pki")
         own, access = numbered.model_copy(update={"credentials": file}).identified()
         assert (own.name, access.address) == (f"client-{number}", "server:8440")
 
 
-def test_a_client_with_a_graphics_card_trains_the_same_model(services: dict[str, dict[str, Any]]) -> None:
-    """digits' softmax in torch has the tensors of the one in numpy: tests/lab/test_digits.py."""
-    one, other = (services[name]["environment"] for name in ("client", "gpu-client"))
-    assert {key for key, _ in one.items() ^ other.items()} == {"FAIRFLEET_TASK", "FAIRFLEET_DEVICE"}
-    assert other["FAIRFLEET_TASK"] == f"{digits.__name__}:{digits.torch_softmax.__name__}"
+def test_a_client_with_a_graphics_card_trains_the_same_model(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    """The digits task in torch has the same tensors as in numpy: tests/lab/test_digits.py."""
+    cpu, gpu = (services[name]["environment"] for name in ("client", "gpu-client"))
+    assert {key for key, _ in cpu.items() ^ gpu.items()} == {"FAIRFLEET_TASK", "FAIRFLEET_DEVICE"}
+    assert gpu["FAIRFLEET_TASK"] == f"{digits.__name__}:{digits.torch_softmax.__name__}"
     assert services["gpu-client"]["profiles"] == ["gpu"]
     (card,) = services["gpu-client"]["deploy"]["resources"]["reservations"]["devices"]
     assert card["capabilities"] == ["gpu"]
 
 
-def test_every_service_is_hardened_limited_and_comes_back(services: dict[str, dict[str, Any]]) -> None:
+def test_every_service_is_hardened_limited_and_restarted(
+    services: dict[str, dict[str, Any]],
+) -> None:
     for name, service in services.items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
@@ -140,11 +172,11 @@ def test_every_service_is_hardened_limited_and_comes_back(services: dict[str, di
             assert "restart" not in service, "they end"
             assert service["network_mode"] == "none", name
         else:
-            assert service["restart"] == "unless-stopped", "also after the machine was started again"
+            assert service["restart"] == "unless-stopped", "also after a restart of the machine"
             assert set(service["deploy"]["resources"]["limits"]) >= {"memory", "pids"}, name
 
 
-def test_the_servers_state_and_model_lie_in_volumes(
+def test_the_state_and_model_of_the_server_are_in_volumes(
     services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = server_settings(services["server"]["environment"], monkeypatch)
@@ -156,34 +188,44 @@ def test_the_servers_state_and_model_lie_in_volumes(
     assert written == str(settings.model)
 
 
-def test_the_clients_dial_the_server_and_share_the_folder_in_which_they_claim_their_number(
+def test_clients_connect_to_the_server_and_share_a_state_folder(
     services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = client_settings(services["client"]["environment"], monkeypatch)
     assert settings.server == "server:8440"
-    assert services["client"]["environment"]["no_grpc_proxy"] == "server", "a proxy knows no server of ours"
+    assert services["client"]["environment"]["no_grpc_proxy"] == "server", (
+        "a proxy does not know the name of the server"
+    )
     assert settings.replica == "claim"
     assert mounted(services["client"])[str(settings.state_dir)] == "clients"
     third = settings.numbered(3)
     assert third.options["shard"] == "3"
 
 
-def test_every_replica_by_default_has_a_part_of_the_data_of_its_own(services: dict[str, dict[str, Any]]) -> None:
+def test_every_default_replica_has_its_own_shard(
+    services: dict[str, dict[str, Any]],
+) -> None:
     replicas = services["client"]["deploy"]["replicas"]
     names = [digits.client_name(str(place)) for place in range(replicas)]
     assert names == list(digits.CLIENTS)
 
 
-def test_nobody_starts_before_what_it_needs(services: dict[str, dict[str, Any]]) -> None:
+def test_services_start_after_their_dependencies(services: dict[str, dict[str, Any]]) -> None:
     for before in ("pki", "model"):
-        assert services["server"]["depends_on"][before]["condition"] == "service_completed_successfully"
+        assert (
+            services["server"]["depends_on"][before]["condition"]
+            == "service_completed_successfully"
+        )
     for dependent in ("client", "gpu-client", "prometheus"):
         assert services[dependent]["depends_on"]["server"]["condition"] == "service_healthy"
     assert services["grafana"]["depends_on"]["prometheus"]["condition"] == "service_healthy"
-    assert services["insecure-client"]["depends_on"]["insecure-server"]["condition"] == "service_healthy"
+    assert (
+        services["insecure-client"]["depends_on"]["insecure-server"]["condition"]
+        == "service_healthy"
+    )
 
 
-def test_prometheus_scrapes_the_port_that_the_server_has(
+def test_prometheus_scrapes_the_http_port_of_the_server(
     services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = server_settings(services["server"]["environment"], monkeypatch)
@@ -194,24 +236,39 @@ def test_prometheus_scrapes_the_port_that_the_server_has(
     assert targets["targets"] == [f"server:{settings.http_port}"]
 
 
-def test_grafana_is_given_the_dashboard_and_the_prometheus_that_it_asks(services: dict[str, dict[str, Any]]) -> None:
+def test_grafana_has_the_dashboard_and_its_data_source(
+    services: dict[str, dict[str, Any]],
+) -> None:
     folders = mounted(services["grafana"])
     provisioning = ROOT / folders["/etc/grafana/provisioning"]
-    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
-    (provider,) = yaml.safe_load((provisioning / "dashboards" / "fairfleet.yml").read_text())["providers"]
-    dashboard = json.loads((ROOT / folders[provider["options"]["path"]] / "fairfleet.json").read_text())
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())[
+        "datasources"
+    ]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "fairfleet.yml").read_text())[
+        "providers"
+    ]
+    dashboard = json.loads(
+        (ROOT / folders[provider["options"]["path"]] / "fairfleet.json").read_text()
+    )
     assert source["url"] == "http://prometheus:9090"
-    assert {panel["datasource"]["uid"] for panel in dashboard["panels"] if panel["type"] != "row"} == {source["uid"]}
+    assert {
+        panel["datasource"]["uid"] for panel in dashboard["panels"] if panel["type"] != "row"
+    } == {source["uid"]}
 
 
 @pytest.mark.parametrize(
     ("service", "image"),
     [
-        ("pki", "client-lite"), ("model", "client-lite"), ("server", "server"), ("client", "client-lite"),
-        ("gpu-client", "client-cuda"), ("insecure-server", "server"), ("insecure-client", "client-lite"),
+        ("pki", "client-lite"),
+        ("model", "client-lite"),
+        ("server", "server"),
+        ("client", "client-lite"),
+        ("gpu-client", "client-cuda"),
+        ("insecure-server", "server"),
+        ("insecure-client", "client-lite"),
     ],
-)  # fmt: skip
-def test_what_is_built_is_a_target_of_the_dockerfile_tagged_by_the_version(
+)
+def test_each_build_is_a_dockerfile_target_tagged_with_the_version(
     services: dict[str, dict[str, Any]], service: str, image: str
 ) -> None:
     build, text = services[service]["build"], DOCKERFILE.read_text()
@@ -236,18 +293,24 @@ def test_what_is_built_is_a_target_of_the_dockerfile_tagged_by_the_version(
         ("client-cuda", "client", "cuda"),
     ],
 )
-def test_make_builds_the_images_of_the_version(image: str, target: str, torch: str | None) -> None:
+def test_make_builds_images_tagged_with_the_version(
+    image: str, target: str, torch: str | None
+) -> None:
     words = ["make", "--dry-run", "--always-make", f"image-{image}"]
-    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.replace("\\\n", "")
+    output = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.replace("\\\n", "")
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert f"--target {target}" in said
-    assert f"--tag fairfleet-{image}:{version} " in said
-    assert f"VERSION={version} " in said
-    assert re.search(r"REVISION=[0-9a-f]{40}", said) or not (ROOT / ".git").exists()
-    assert (f"--build-arg TORCH={torch}" in said) is (torch is not None)
+    assert f"--target {target}" in output
+    assert f"--tag fairfleet-{image}:{version} " in output
+    assert f"VERSION={version} " in output
+    assert re.search(r"REVISION=[0-9a-f]{40}", output) or not (ROOT / ".git").exists()
+    assert (f"--build-arg TORCH={torch}" in output) is (torch is not None)
 
 
-def test_the_images_commands_are_commands_of_the_program(services: dict[str, dict[str, Any]]) -> None:
+def test_commands_of_images_exist_in_the_program(
+    services: dict[str, dict[str, Any]],
+) -> None:
     commands = re.findall(r'^CMD \["(\w+)"\]', DOCKERFILE.read_text(), re.MULTILINE)
     checks = re.findall(r'CMD \["fairfleet", "(\w+)"\]', DOCKERFILE.read_text())
     assert (commands, checks) == (["server", "client"], ["health"])
@@ -255,18 +318,18 @@ def test_the_images_commands_are_commands_of_the_program(services: dict[str, dic
         assert CliRunner().invoke(program(command), [command, "--help"]).exit_code == 0
 
 
-def test_the_dependencies_of_an_image_are_those_of_the_extra_and_of_the_extras_it_names() -> None:
-    def wanted(*extras: str) -> str:
+def test_image_dependencies_include_nested_extras() -> None:
+    def requirements(*extras: str) -> str:
         command = [sys.executable, "docker/requirements.py", *extras]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
-    assert "grpcio>=" in wanted()
-    assert "SQLAlchemy" not in wanted()
-    assert "prometheus-client" in wanted("server")
-    assert "torch" in wanted("torch")
+    assert "grpcio>=" in requirements()
+    assert "SQLAlchemy" not in requirements()
+    assert "prometheus-client" in requirements("server")
+    assert "torch" in requirements("torch")
     for word in ("SQLAlchemy", "scikit-learn"):
-        assert word in wanted("lab")
-    assert "fairfleet" not in wanted("lab")
+        assert word in requirements("lab")
+    assert "fairfleet" not in requirements("lab")
 
 
 def test_every_variable_of_the_image_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +338,7 @@ def test_every_variable_of_the_image_is_a_setting(monkeypatch: pytest.MonkeyPatc
     client_settings({"FAIRFLEET_TASK": "a:b"}, monkeypatch)
 
 
-def test_a_variable_that_is_no_setting_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="FAIRFLEET_LISTN"):
         server_settings({"FAIRFLEET_LISTN": "0.0.0.0:1"}, monkeypatch)
     with pytest.raises(BadSettings, match="prot"):

@@ -1,4 +1,4 @@
-"""`make dist`: a wheel and an sdist that install and run where nothing of ours is."""
+"""`make dist` builds a wheel and an sdist that can be installed without the repository."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 
 
 def build(source: Path, output: Path, *words: str) -> Path:
-    """As `make dist` does."""
+    """Build like `make dist`; return the wheel."""
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(output), *words]
     subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=120)
     (wheel,) = output.glob("*.whl")
@@ -34,14 +34,19 @@ def content(wheel: Path) -> dict[str, bytes]:
 
 
 def test_the_changelog_has_the_version() -> None:
-    assert re.search(rf"^## {re.escape(VERSION)} \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert re.search(
+        rf"^## {re.escape(VERSION)} \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
 
 
-def test_make_dist_builds_both() -> None:
-    said = subprocess.run(["make", "-n", "dist"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "hatchling build --directory dist" in said
+def test_make_dist_builds_wheel_and_sdist() -> None:
+    output = subprocess.run(
+        ["make", "-n", "dist"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert "hatchling build --directory dist" in output
 
 
+@pytest.mark.slow
 def test_the_sdist_builds_the_same_wheel(tmp_path: Path) -> None:
     wheel = build(ROOT, tmp_path / "dist")
     (sdist,) = (tmp_path / "dist").glob("*.tar.gz")
@@ -51,22 +56,36 @@ def test_the_sdist_builds_the_same_wheel(tmp_path: Path) -> None:
     again = build(unpacked, tmp_path / "again", "--target", "wheel")
     assert wheel.name == again.name == f"fairfleet-{VERSION}-py3-none-any.whl"
     assert content(wheel) == content(again)
-    assert {"LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt", "tests"} <= {p.name for p in unpacked.iterdir()}
+    assert {"LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt", "tests"} <= {
+        p.name for p in unpacked.iterdir()
+    }
 
 
-def test_the_wheel_has_all_that_the_repository_has_of_our_packages(tmp_path: Path) -> None:
-    """Pages, stubs and sweeps, too; and nothing else."""
-    found = {name for name in content(build(ROOT, tmp_path, "--target", "wheel")) if ".dist-info/" not in name}
+def test_the_wheel_has_every_file_of_the_packages(tmp_path: Path) -> None:
+    """This includes pages, stubs and sweeps. The wheel has nothing else."""
+    packed = {
+        name
+        for name in content(build(ROOT, tmp_path, "--target", "wheel"))
+        if ".dist-info/" not in name
+    }
     roots = ("proto", "common", "server", "client", "lab")
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", *roots], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-co", "--exclude-standard", *roots],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    ours = {name.partition("/")[2] for name in listed.stdout.splitlines() if f"{name.split('/')[0]}/fairfleet/" in name}
-    assert found == ours
+    ours = {
+        name.partition("/")[2]
+        for name in listed.stdout.splitlines()
+        if f"{name.split('/')[0]}/fairfleet/" in name
+    }
+    assert packed == ours
 
 
 class Environment:
-    """A virtual environment without anything, in a folder without anything."""
+    """An empty virtual environment, and an empty working directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "elsewhere"
@@ -75,15 +94,32 @@ class Environment:
         venv.create(folder / "environment", with_pip=True)
 
     def install(self, wheel: str) -> None:
-        words = ("install", "--quiet", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt"), wheel)
+        words = (
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "-c",
+            str(ROOT / "constraints.txt"),
+            wheel,
+        )
         done = self.run("pip", *words)
         assert done.returncode == 0, done.stderr
 
     def run(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-        kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        environment = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("PYTHONPATH", "VIRTUAL_ENV")
+        }
         command = [self._programs / name, *words]
         return subprocess.run(
-            command, cwd=self.folder, env=kept, text=True, capture_output=True, timeout=300, check=False
+            command,
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            capture_output=True,
+            timeout=300,
+            check=False,
         )
 
 
@@ -95,7 +131,9 @@ def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     assert empty.run("fairfleet", "pki", "init", "fleet.example").returncode == 0
     assert "--credentials" in empty.run("fairfleet", "client", "--help").stdout
     missing = empty.run("fairfleet", "server")
-    assert (missing.returncode, "pip install 'fairfleet[server]'" in missing.stderr) == (2, True), missing.stderr
+    assert (missing.returncode, "pip install 'fairfleet[server]'" in missing.stderr) == (2, True), (
+        missing.stderr
+    )
 
     empty.install(f"{wheel}[lab]")
     done = empty.run("fairfleet", "demo", "--rounds", "3", "--rule", "fedlf", "--json")

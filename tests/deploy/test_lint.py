@@ -1,4 +1,4 @@
-"""The linter of k8s/ notices what it should, with the checkov that `make lint` has installed."""
+"""The linter of k8s/ reports what it should, with the checkov that `make lint` installs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,20 @@ def local() -> str:
         pytest.skip(str(error))
 
 
-def test_the_linter_complains_of_what_is_not_meant_and_of_what_is_no_longer_found(local: str) -> None:
+@pytest.mark.slow
+def test_the_linter_reports_unintended_findings_and_stale_entries(
+    local: str,
+) -> None:
     wrong = local.replace("allowPrivilegeEscalation: false", "privileged: true")
     assert wrong != local
-    said = lint.complaints(str(CHECKOV), {"wrong": wrong})
-    assert any(line.startswith(f"wrong: {lint.SERVER}: CKV_K8S_16 ") for line in said), said
+    output = lint.complaints(str(CHECKOV), {"wrong": wrong})
+    assert any(line.startswith(f"wrong: {lint.SERVER}: CKV_K8S_16 ") for line in output), output
 
-    server_alone = "---".join(part for part in local.split("---") if "name: fairfleet-client" not in part)
-    said = lint.complaints(str(CHECKOV), {"server": server_alone})
-    assert f"k8s/lint.py: {lint.CLIENT}: CKV_K8S_8 is no longer found" in said
+    server_alone = "---".join(
+        part for part in local.split("---") if "name: fairfleet-client" not in part
+    )
+    output = lint.complaints(str(CHECKOV), {"server": server_alone})
+    assert f"k8s/lint.py: {lint.CLIENT}: CKV_K8S_8 is no longer found" in output
 
 
 def test_every_overlay_and_component_is_in_a_build_that_is_linted() -> None:

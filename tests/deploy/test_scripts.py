@@ -1,4 +1,4 @@
-"""scripts/install-test-packages, with an apt-get that only writes down what it is asked for."""
+"""scripts/install-test-packages, with an apt-get that only records its arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ PROGRAMS = (
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """Programs that a machine has, and no others but those of /sbin: root is the user, apt-get writes to a file."""
+    """Return a folder with all programs, for use as PATH.
+
+    The user is root, and apt-get writes its arguments to a file.
+    """
     for name in PROGRAMS:
         program(tmp_path / name, "")
     program(tmp_path / "id", "echo 0")
@@ -34,30 +37,39 @@ def machine(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def program(path: Path, does: str) -> None:
-    path.write_text(f"#!/bin/sh\n{does}\n")
+def program(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
 
 
 def run(machine: Path) -> str:
     bash = shutil.which("bash")
     assert bash is not None
-    done = subprocess.run([bash, SCRIPT], env={"PATH": str(machine)}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [bash, SCRIPT], env={"PATH": str(machine)}, capture_output=True, text=True, check=True
+    )
     return done.stdout
 
 
-def test_programs_that_are_there_are_left_alone_whichever_package_they_came_from(machine: Path) -> None:
+def test_present_programs_are_not_installed_again(
+    machine: Path,
+) -> None:
     assert run(machine) == ""
     assert not (machine / "asked").exists()
 
 
-def test_a_program_that_is_missing_is_installed_and_nothing_else(machine: Path) -> None:
+def test_only_missing_programs_are_installed(machine: Path) -> None:
     (machine / "prometheus").unlink()
     assert run(machine) == "installed: prometheus\n"
-    assert (machine / "asked").read_text().splitlines()[-1].endswith("install -y --no-install-recommends prometheus")
+    assert (
+        (machine / "asked")
+        .read_text()
+        .splitlines()[-1]
+        .endswith("install -y --no-install-recommends prometheus")
+    )
 
 
-def test_who_is_not_root_is_told_what_is_missing_and_nothing_fails(machine: Path) -> None:
+def test_without_root_the_missing_programs_are_listed(machine: Path) -> None:
     (machine / "prometheus").unlink()
     program(machine / "id", "echo 1000")
     assert "prometheus; the tests that need them are skipped" in run(machine)

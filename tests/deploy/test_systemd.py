@@ -1,4 +1,4 @@
-"""deploy/systemd: read by systemd's own checker, and in line with the program that it starts."""
+"""The units of deploy/systemd pass systemd's own checks and fit the program they start."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from fairfleet.client.conditions import condition
+from fairfleet.client.device.conditions import condition
 from fairfleet.client.settings import ClientSettings
 from fairfleet.common import errors
-from fairfleet.common.settings import read_settings
+from fairfleet.common.cli.settings import read_settings
 from tests.deploy.settings import ROOT
-from tests.e2e.fleet import PROGRAM
+from tests.support.fleet import PROGRAM
 
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = ("fairfleet-client.service", "fairfleet-renew.service")
-needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
+needs_systemd = pytest.mark.skipif(
+    not shutil.which("systemd-analyze"), reason="no systemd-analyze here"
+)
 
 
 def service(name: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for line in (UNITS / name).read_text().split("[Service]")[1].split("[Install]")[0].splitlines():
         key, is_setting, value = line.partition("=")
         if is_setting and not line.startswith("#"):
-            found.setdefault(key, []).append(value)
-    return found
+            settings.setdefault(key, []).append(value)
+    return settings
 
 
 def verified(units: list[str]) -> str:
@@ -38,8 +40,8 @@ def verified(units: list[str]) -> str:
 
 
 @needs_systemd
-def test_systemd_finds_no_mistake_in_the_units(tmp_path: Path) -> None:
-    """With a program that is there in the place of one that may not be, and users who are."""
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    """The program of the units may not be installed, so /bin/true replaces it."""
     for unit in UNITS.glob("fairfleet-*"):
         text = re.sub(r"/opt/fairfleet/bin/fairfleet", "/bin/true", unit.read_text())
         (tmp_path / unit.name).write_text(text)
@@ -48,35 +50,46 @@ def test_systemd_finds_no_mistake_in_the_units(tmp_path: Path) -> None:
     assert [line for line in verified(units).splitlines() if "fairfleet-" in line] == []
     wrong = tmp_path / "fairfleet-client.service"
     wrong.write_text(wrong.read_text().replace("ProtectSystem=strict", "ProtectSystems=strict"))
-    assert "ProtectSystems" in verified(units)  # it would have said so
+    assert "ProtectSystems" in verified(units)  # A mistake is reported.
 
 
 @needs_systemd
 @pytest.mark.parametrize("name", SERVICES)
-def test_systemds_own_exposure_score_is_low(name: str) -> None:
-    words = ["systemd-analyze", "security", "--no-pager", "--offline=true", "--threshold=20", str(UNITS / name)]
+def test_the_exposure_score_of_systemd_is_low(name: str) -> None:
+    words = [
+        "systemd-analyze",
+        "security",
+        "--no-pager",
+        "--offline=true",
+        "--threshold=20",
+        str(UNITS / name),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_the_program_understands_what_it_is_started_with(name: str) -> None:
+def test_the_program_has_the_options_of_the_unit(name: str) -> None:
     (start,) = service(name)["ExecStart"]
     program, command, *words = shlex.split(start)
     assert program == "/opt/fairfleet/bin/fairfleet"
-    told = subprocess.run([*PROGRAM, command, "--help"], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [*PROGRAM, command, "--help"], capture_output=True, text=True, check=True
+    ).stdout
     for word in words:
-        assert not word.startswith("-") or word in told
+        assert not word.startswith("-") or word in output
 
 
-def test_it_is_not_started_again_where_a_person_must_look() -> None:
+def test_it_is_not_restarted_after_errors_that_need_a_person() -> None:
     (codes,) = service("fairfleet-client.service")["RestartPreventExitStatus"]
     needs_a_person = (errors.UsageError, errors.StateDirError, errors.Refused, errors.Superseded)
     assert sorted(map(int, codes.split())) == sorted(error.exit_code for error in needs_a_person)
     assert errors.Unreachable.exit_code not in map(int, codes.split())
 
 
-def test_the_example_of_settings_is_one_and_lies_where_the_unit_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_settings_are_valid_and_use_the_state_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (environment,) = service("fairfleet-client.service")["Environment"]
     for name, value in (pair.split("=", 1) for pair in shlex.split(environment)):
         monkeypatch.setenv(name, value)
@@ -85,12 +98,12 @@ def test_the_example_of_settings_is_one_and_lies_where_the_unit_lets_it(monkeypa
     own = Path("/var/lib/fairfleet")  # StateDirectory
     assert settings.state_dir.is_relative_to(own)
     assert settings.credentials is not None
-    assert settings.credentials.is_relative_to(own)  # it is renewed there, by the same user
+    assert settings.credentials.is_relative_to(own)  # The same user renews it there.
     (renew,) = service("fairfleet-renew.service")["ExecStart"]
     assert renew.endswith(str(settings.credentials))
 
 
-def test_the_timer_runs_the_renewal_well_before_a_certificate_ends() -> None:
+def test_the_timer_renews_well_before_a_certificate_expires() -> None:
     timer = configparser.ConfigParser()
     timer.read(UNITS / "fairfleet-renew.timer")
     assert timer["Timer"]["OnCalendar"] == "weekly"  # of 90 days

@@ -7,6 +7,6 @@ import pytest
 
 @pytest.fixture
 def no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of its own, and no data but what the test makes."""
+    """Use a separate cache, and no data but what the test makes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("FAIRFLEET_DATA", raising=False)

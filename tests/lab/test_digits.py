@@ -1,3 +1,5 @@
+"""The demo's digits: how they are divided among the clients, and the tasks that train on them."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -9,35 +11,43 @@ import pytest
 from fairfleet.client.task import Job, Task, load_task
 from fairfleet.common.errors import UsageError
 from fairfleet.common.fairness import Fairness
-from fairfleet.common.plan import Plan
 from fairfleet.common.tensors import Model
+from fairfleet.common.training_plan import Plan
 from fairfleet.lab import digits
 
 
 @pytest.fixture(scope="module")
 def shards() -> dict[str, digits.Shard]:
+    """Return the shards of the default seed."""
     return digits.partition(*digits.images())
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the written shards."""
     folder = tmp_path_factory.mktemp("digits") / "shards"
     digits.write_shards(folder)
     return folder
 
 
-def test_every_image_is_with_exactly_one_client(shards: dict[str, digits.Shard]) -> None:
-    def upright(name: str, images: digits.Pixels) -> digits.Pixels:
+def test_every_image_belongs_to_exactly_one_client(shards: dict[str, digits.Shard]) -> None:
+    def _upright(name: str, images: digits.Pixels) -> digits.Pixels:
         return np.rot90(images, k=-1, axes=(1, 2)) if name.startswith("rotated") else images
 
-    held = [upright(name, part) for name, shard in shards.items() for part in (shard.train_images, shard.test_images)]
-    everyone = np.concatenate(held).reshape(-1, 64)
+    parts = [
+        _upright(name, part)
+        for name, shard in shards.items()
+        for part in (shard.train_images, shard.test_images)
+    ]
+    everyone = np.concatenate(parts).reshape(-1, 64)
     images, _ = digits.images()
     assert np.array_equal(np.unique(everyone, axis=0), np.unique(images.reshape(-1, 64), axis=0))
     assert len(everyone) == len(images) == 1797
 
 
-def test_eight_clients_are_upright_and_two_rotated_with_a_hundred_images(shards: dict[str, digits.Shard]) -> None:
+def test_eight_clients_are_upright_and_two_rotated_with_a_hundred_images(
+    shards: dict[str, digits.Shard],
+) -> None:
     assert tuple(shards) == digits.CLIENTS
     assert [name.partition("-")[0] for name in shards] == ["upright"] * 8 + ["rotated"] * 2
     for name, shard in shards.items():
@@ -51,11 +61,11 @@ def test_eight_clients_are_upright_and_two_rotated_with_a_hundred_images(shards:
 
 def test_images_keep_their_labels(shards: dict[str, digits.Shard]) -> None:
     images, labels = digits.images()
-    known = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
+    label_of = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
     for name, shard in shards.items():
         for image, label in zip(shard.test_images, shard.test_labels, strict=True):
             upright = np.rot90(image, k=-1) if name.startswith("rotated") else image
-            assert known[upright.tobytes()] == label
+            assert label_of[upright.tobytes()] == label
 
 
 def test_upright_clients_differ_in_their_label_shares(shards: dict[str, digits.Shard]) -> None:
@@ -63,17 +73,22 @@ def test_upright_clients_differ_in_their_label_shares(shards: dict[str, digits.S
     assert all(np.std(counts / counts.sum()) > 0.03 for counts in shares)
 
 
-def test_the_seed_alone_decides_who_has_what() -> None:
+def test_the_partition_depends_on_the_seed_alone() -> None:
     images, labels = digits.images()
-    one, again, other = (digits.partition(images, labels, seed) for seed in (7, 7, 8))
+    first, again, another_seed = (digits.partition(images, labels, seed) for seed in (7, 7, 8))
     for name in digits.CLIENTS:
         for field in digits.Shard._fields:
-            assert np.array_equal(getattr(one[name], field), getattr(again[name], field))
-    assert not np.array_equal(one["rotated-0"].train_labels, other["rotated-0"].train_labels)
+            assert np.array_equal(getattr(first[name], field), getattr(again[name], field))
+    labels_of_two = (shards["rotated-0"].train_labels for shards in (first, another_seed))
+    assert not np.array_equal(*labels_of_two)
 
 
-def test_a_written_shard_is_read_back_as_it_was(shards: dict[str, digits.Shard], folder: Path) -> None:
-    assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.npz" for name in digits.CLIENTS)
+def test_a_written_shard_is_read_back_as_it_was(
+    shards: dict[str, digits.Shard], folder: Path
+) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        f"{name}.npz" for name in digits.CLIENTS
+    )
     for name, shard in shards.items():
         back = digits.read_shard(folder, name)
         for field in digits.Shard._fields:
@@ -83,20 +98,21 @@ def test_a_written_shard_is_read_back_as_it_was(shards: dict[str, digits.Shard],
 
 
 @pytest.mark.parametrize(
-    ("shard", "name"), [("0", "upright-0"), ("9", "rotated-1"), ("rotated-0", "rotated-0"), ("18", "rotated-0.1")]
+    ("shard", "name"),
+    [("0", "upright-0"), ("9", "rotated-1"), ("rotated-0", "rotated-0"), ("18", "rotated-0.1")],
 )
-def test_a_shard_is_meant_by_place_or_by_name(shard: str, name: str) -> None:
+def test_a_shard_is_given_by_number_or_by_name(shard: str, name: str) -> None:
     assert digits.client_name(shard) == name
 
 
 @pytest.mark.parametrize("shard", ["100", "-1", "", "upright-8", "1.0", "upright-0.0"])
-def test_a_shard_that_is_not_there_is_refused(shard: str) -> None:
+def test_an_unknown_shard_is_refused(shard: str) -> None:
     with pytest.raises(UsageError, match="0 to 99"):
         digits.softmax(shard)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut off"])
-def test_a_shard_file_that_cannot_be_read_is_explained(tmp_path: Path, content: bytes | None) -> None:
+def test_an_unreadable_shard_file_is_explained(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "upright-0.npz").write_bytes(content)
     with pytest.raises(UsageError, match="write_shards"):
@@ -110,19 +126,23 @@ def test_a_shard_file_with_pickled_objects_is_refused(tmp_path: Path) -> None:
         digits.softmax("0", data=str(tmp_path))
 
 
-def test_without_a_folder_the_task_makes_the_same_shard(folder: Path) -> None:
-    one, other = digits.softmax("3"), digits.softmax("3", data=str(folder))
-    job, zero = Job(Plan()), one.initial_model().named()
-    assert np.array_equal(one.train(zero, job).arrays["linear.weight"], other.train(zero, job).arrays["linear.weight"])
+def test_without_a_folder_the_task_creates_the_same_shard(folder: Path) -> None:
+    created, read = digits.softmax("3"), digits.softmax("3", data=str(folder))
+    job, zero = Job(Plan()), created.initial_model().named()
+    weights = (task.train(zero, job).arrays["linear.weight"] for task in (created, read))
+    assert np.array_equal(*weights)
 
 
-def test_a_fleet_of_more_than_ten_takes_further_splits_of_the_same_images(tmp_path: Path) -> None:
+def test_more_than_ten_clients_use_further_splits_of_the_same_images(tmp_path: Path) -> None:
     digits.write_shards(tmp_path, splits=2)
     assert len(list(tmp_path.iterdir())) == 20
-    first, eleventh = digits.read_shard(tmp_path, "upright-0"), digits.read_shard(tmp_path, "upright-0.1")
+    first, eleventh = (
+        digits.read_shard(tmp_path, "upright-0"),
+        digits.read_shard(tmp_path, "upright-0.1"),
+    )
     assert len(first.train_labels) != len(eleventh.train_labels)
-    made, read = digits.softmax("10"), digits.softmax("10", data=str(tmp_path))
-    assert made.train_samples == read.train_samples == len(eleventh.train_labels)
+    created, read = digits.softmax("10"), digits.softmax("10", data=str(tmp_path))
+    assert created.train_samples == read.train_samples == len(eleventh.train_labels)
 
 
 @pytest.mark.parametrize("factory", ["softmax", "torch_softmax", "torch_mlp"])
@@ -131,22 +151,24 @@ def test_the_tasks_load_from_the_command_line_and_learn(factory: str, folder: Pa
     received = task.initial_model().named()
     trained = task.train(received, Job(Plan(epochs=60)))
     assert trained.report.loss_after < 0.5 * trained.report.loss_before
-    assert (task.evaluate(trained.arrays).accuracy or 0.0) > 0.6  # 82 images taught it
+    assert (task.evaluate(trained.arrays).accuracy or 0.0) > 0.6  # It learnt from 82 images.
 
 
 def test_softmax_in_torch_is_softmax_in_numpy(folder: Path) -> None:
-    """So a client with a GPU and one without torch train one model."""
-    one, other = digits.softmax("3", data=str(folder)), digits.torch_softmax("3", data=str(folder))
-    assert one.initial_model().signature == other.initial_model().signature
-    zero, job = one.initial_model().named(), Job(Plan(steps=10, batch_size=32, learning_rate=0.1))
-    found, expected = other.train(zero, job), one.train(zero, job)
+    """So a client with a GPU and a client without torch can train one model."""
+    in_numpy = digits.softmax("3", data=str(folder))
+    in_torch = digits.torch_softmax("3", data=str(folder))
+    assert in_numpy.initial_model().signature == in_torch.initial_model().signature
+    zero = in_numpy.initial_model().named()
+    job = Job(Plan(steps=10, batch_size=32, learning_rate=0.1))
+    trained, expected = in_torch.train(zero, job), in_numpy.train(zero, job)
     for name, array in expected.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], array, rtol=1e-4, atol=1e-6)
-    assert found.report.loss_after == pytest.approx(expected.report.loss_after, rel=1e-5)
+        np.testing.assert_allclose(trained.arrays[name], array, rtol=1e-4, atol=1e-6)
+    assert trained.report.loss_after == pytest.approx(expected.report.loss_after, rel=1e-5)
 
 
 def fedavg(tasks: Mapping[str, Task], plan: Plan, rounds: int) -> Model:
-    """Federated averaging by samples, all clients in every round: what the network server does, in a loop."""
+    """Average by samples over all clients in every round, as the network server does."""
     model = next(iter(tasks.values())).initial_model()
     samples = np.array([task.train_samples for task in tasks.values()])
     weights = (samples / samples.sum()).astype(np.float32)
@@ -154,17 +176,26 @@ def fedavg(tasks: Mapping[str, Task], plan: Plan, rounds: int) -> Model:
         jobs = {name: Job(plan.for_client(name, number)) for name in tasks}
         trained = [task.train(model.named(), jobs[name]).arrays for name, task in tasks.items()]
         model.assign(
-            {name: np.tensordot(weights, np.stack([arrays[name] for arrays in trained]), 1) for name in model.named()}
+            {
+                name: np.tensordot(weights, np.stack([arrays[name] for arrays in trained]), 1)
+                for name in model.named()
+            }
         )
     return model
 
 
+@pytest.mark.slow
 def test_plain_averaging_serves_the_rotated_clients_badly(folder: Path) -> None:
-    """The gap that the demo shows: published as mean 83.7 %, worst client 38.9 % for other draws of the same set-up."""
+    """The demo shows this gap.
+
+    Published are a mean of 83.7 % and a worst client of 38.9 %, for other draws of the same setup.
+    """
     tasks = {name: digits.softmax(name, data=str(folder)) for name in digits.CLIENTS}
     model = fedavg(tasks, Plan(steps=10, batch_size=32, learning_rate=0.1), rounds=100)
-    accuracies = {name: task.evaluate(model.named()).accuracy or 0.0 for name, task in tasks.items()}
+    accuracies = {
+        name: task.evaluate(model.named()).accuracy or 0.0 for name, task in tasks.items()
+    }
     assert sorted(accuracies, key=accuracies.__getitem__)[:2] == ["rotated-0", "rotated-1"]
-    found = Fairness.of([100 * value for value in accuracies.values()])
-    assert found.mean == pytest.approx(83.4, abs=2.0)
-    assert found.min == pytest.approx(37.5, abs=5.0)
+    fairness = Fairness.of([100 * value for value in accuracies.values()])
+    assert fairness.mean == pytest.approx(83.4, abs=2.0)
+    assert fairness.min == pytest.approx(37.5, abs=5.0)

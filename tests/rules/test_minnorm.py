@@ -1,17 +1,18 @@
-"""The min-norm solver is exact: its optimality conditions hold to 1e-10, whatever the scale and rank."""
+"""The min-norm solver is exact: optimality holds to 1e-10 for every scale and rank."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfleet.server import minnorm
-from fairfleet.server.minnorm import min_norm_in_box, min_norm_in_cone, min_norm_on_simplex
+from fairfleet.server.rules import min_norm
+from fairfleet.server.rules.min_norm import min_norm_in_box, min_norm_in_cone, min_norm_on_simplex
 
 seeds = st.integers(0, 2**32 - 1)
 
 
 def rows_of(kind: str, m: int, seed: int) -> np.ndarray:
+    """Return m random rows with the difficulty that `kind` names."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((m, 4 * m)) + rng.uniform(0, 1) * rng.standard_normal(4 * m)
     match kind:
@@ -34,11 +35,11 @@ KINDS = ["plain", "scales", "few columns", "twins", "nearly twins", "opposed", "
 
 
 def violation(gram: np.ndarray, weights: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> float:
-    """How far from optimal, relative to the lengths: recomputed here, not taken from the solver."""
+    """Return the distance from optimality relative to the lengths, without the solver's code."""
     norms = np.sqrt(np.diagonal(gram))
     slope, reach = gram @ weights, np.abs(weights) @ norms
     low, high = weights > lower + 1e-15, weights < upper - 1e-15  # may go down, may go up
-    # no weight can move from one row to another and shorten the sum
+    # No shift of weight from one row to another shortens the sum.
     gains = (slope[low].max() - slope[high].min()) if low.any() and high.any() else 0.0
     return float(max(gains, 0.0) / (norms.max() * reach))
 
@@ -74,30 +75,35 @@ def test_box_weights_are_optimal_and_inside(kind: str, seed: int, m: int, epsilo
 
 
 @given(seeds, st.integers(2, 12))
-def test_both_ways_to_the_active_set_end_in_the_same_direction(seed: int, m: int) -> None:
+def test_guessing_and_following_the_active_set_give_the_same_direction(seed: int, m: int) -> None:
     rows = rows_of("plain", m, seed)
     norms = np.linalg.norm(rows, axis=1)
     unit = rows / norms[:, None]
-    program = minnorm._Program(unit @ unit.T, norms.min() / norms, np.zeros(m), np.full(m, np.inf))
-    slow, fast = minnorm._follow_active_set(program), minnorm._guess_active_set(program)
+    program = min_norm._Program(unit @ unit.T, norms.min() / norms, np.zeros(m), np.full(m, np.inf))
+    slow, fast = (
+        min_norm._follow_active_set(program, *min_norm._corner(program)),
+        min_norm._guess_active_set(program),
+    )
     assert fast is not None
     np.testing.assert_allclose(slow @ unit, fast @ unit, rtol=1e-9, atol=1e-12)
 
 
-def test_a_row_at_no_price_is_used_when_it_shortens_the_sum() -> None:
+def test_a_row_with_s_of_zero_is_used_if_it_shortens_the_sum() -> None:
     unit = np.array([[1.0, -0.6], [-0.6, 1.0]])
     y, residual = min_norm_in_cone(unit, np.array([1.0, 0.0]))
     np.testing.assert_allclose(y, [1.0, 0.6])
     assert residual <= 1e-13
 
 
-def test_bounds_that_no_weights_meet_are_an_error() -> None:
+def test_bounds_that_admit_no_weights_are_an_error() -> None:
     with pytest.raises(ValueError, match="add up to one"):
         min_norm_in_box(np.eye(2), np.array([0.0, 0.0]), np.array([0.3, 0.3]))
 
 
 @pytest.mark.parametrize("kind", ["plain", "scales", "twins", "dependent"])
-def test_a_thousand_clients_are_solved_exactly(kind: str) -> None:  # how fast: benchmarks/minnorm.py
+def test_a_thousand_clients_are_solved_exactly(
+    kind: str,
+) -> None:  # how fast: benchmarks/minnorm.py
     rows = rows_of(kind, 1000, 0)
     gram = rows @ rows.T
     assert min_norm_on_simplex(gram).residual <= 1e-10

@@ -1,37 +1,41 @@
-"""The rules give the steps of the shared vectors, and the intermediate values that come with them."""
+"""The rules give the steps and the intermediate values of the shared test vectors."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from fairfleet.server.aggregation.conformance import Vectors, check, check_case, play
 from fairfleet.server.rules import listings
-from fairfleet.server.vectors import Vectors, check, check_case, play
 
-NAMES = sorted(set(listings()) - {"fedprox", "mgda_prox", "ditto"})  # these are another rule with a plan
+# The excluded names are other rules with a training plan.
+NAMES = sorted(set(listings()) - {"fedprox", "mgda_prox", "ditto"})
 
 
 @pytest.mark.parametrize("rule", NAMES)
 def test_every_shared_case_of_the_rule_passes(shared_vectors: Vectors, rule: str) -> None:
-    verdicts = [check_case(shared_vectors, case) for case in shared_vectors.cases if case["rule"] == rule]
+    verdicts = [
+        check_case(shared_vectors, case) for case in shared_vectors.cases if case["rule"] == rule
+    ]
     assert verdicts
     assert [verdict for verdict in verdicts if not verdict.passed] == []
 
 
-def test_no_case_is_left_out(shared_vectors: Vectors) -> None:
+def test_every_case_and_every_rule_is_checked(shared_vectors: Vectors) -> None:
     ran = Counter(verdict.rule for verdict in check(shared_vectors))
     assert ran.total() == 1077
     assert set(ran) == set(NAMES)
 
 
 def cases(shared_vectors: Vectors, rule: str, key: str):
+    """Yield the rule's cases that expect a value for `key`: case, expected value, played case."""
     for case in shared_vectors.cases:
         if case["rule"] == rule and key in case.get("expect", {}):
             yield case, case["expect"][key], play(shared_vectors, case)
 
 
 @pytest.mark.parametrize("rule", NAMES)
-def test_the_documented_fallback_is_taken(shared_vectors: Vectors, rule: str) -> None:
+def test_the_status_is_the_expected_one(shared_vectors: Vectors, rule: str) -> None:
     for case, status, played in cases(shared_vectors, rule, "status"):
         assert played.outcomes[0].diagnostics.status == status, case["id"]
 
@@ -39,7 +43,9 @@ def test_the_documented_fallback_is_taken(shared_vectors: Vectors, rule: str) ->
 @pytest.mark.parametrize(
     ("rule", "key"), [("fedfv", "order"), ("fedfv", "kept"), ("fedlf", "tau"), ("krum", "selected")]
 )
-def test_intermediate_choices_are_the_expected_ones(shared_vectors: Vectors, rule: str, key: str) -> None:
+def test_intermediate_choices_are_the_expected_ones(
+    shared_vectors: Vectors, rule: str, key: str
+) -> None:
     for case, want, played in cases(shared_vectors, rule, key):
         assert played.choices[0].choice.notes[key] == want, case["id"]
 
@@ -48,14 +54,17 @@ def test_fedlf_merges_the_expected_layers(shared_vectors: Vectors) -> None:
     for case, want, played in cases(shared_vectors, "fedlf", "groups"):
         if case["expect"]["status"] in ("ok", "p_dropped"):
             edges = np.cumsum([0, *played.entries[0].layers])
-            merged = [[edges[first], edges[last]] for first, last in played.choices[0].choice.notes["groups"]]
+            merged = [
+                [edges[first], edges[last]]
+                for first, last in played.choices[0].choice.notes["groups"]
+            ]
             assert merged == want, case["id"]
 
 
 def test_fedlf_uses_the_expected_history(shared_vectors: Vectors) -> None:
     for case, want, played in cases(shared_vectors, "fedlf", "hist_used"):
         clients = shared_vectors.sets[case["set"]].get("hist_client", [])
-        names = {f"absent {clients[at]}" for at in want}
+        names = {f"absent {clients[index]}" for index in want}
         assert set(played.choices[0].choice.notes["hist_used"]) == names, case["id"]
 
 
@@ -63,21 +72,27 @@ def test_afl_carries_its_weights_from_round_to_round(shared_vectors: Vectors) ->
     for case, want, played in cases(shared_vectors, "afl", "lam_used"):
         used = [choice.choice.notes["lam"] for choice in played.choices]
         np.testing.assert_allclose(used, want, rtol=1e-12, err_msg=case["id"])
-        held = np.array(list(played.outcomes[-1].state.rule.weights.values()))
-        np.testing.assert_allclose(held / held.sum(), case["expect"]["lam_final"], rtol=1e-12)
+        final = np.array(list(played.outcomes[-1].state.rule.weights.values()))
+        np.testing.assert_allclose(final / final.sum(), case["expect"]["lam_final"], rtol=1e-12)
 
 
 def test_adafedadam_reports_its_certainty(shared_vectors: Vectors) -> None:
     for case, want, played in cases(shared_vectors, "adafedadam", "certainty"):
-        np.testing.assert_allclose([choice.choice.certainty for choice in played.choices], want, rtol=1e-12)
+        np.testing.assert_allclose(
+            [choice.choice.certainty for choice in played.choices], want, rtol=1e-12
+        )
         numbers = played.outcomes[-1].state.optimizer.numbers
         assert numbers["c_m"] == pytest.approx(case["expect"]["cm_final"], rel=1e-12)
         assert numbers["c_v"] == pytest.approx(case["expect"]["cv_final"], rel=1e-12)
 
 
-def test_fedmdfg_is_guided_when_expected_and_finds_the_expected_rate(shared_vectors: Vectors) -> None:
+def test_fedmdfg_is_guided_when_expected_and_finds_the_expected_rate(
+    shared_vectors: Vectors,
+) -> None:
     for case, want, played in cases(shared_vectors, "fedmdfg", "active"):
-        assert [choice.choice.notes["guided"] for choice in played.choices] == np.atleast_1d(want).tolist()
+        assert [choice.choice.notes["guided"] for choice in played.choices] == np.atleast_1d(
+            want
+        ).tolist()
         if "lr" in case["expect"]:
             after = played.entries[0].losses_after(played.steps[0])
             np.testing.assert_allclose(after, case["expect"]["losses_after"], rtol=1e-9)
@@ -87,4 +102,6 @@ def test_coefficients_are_the_expected_ones_where_they_are_unique(shared_vectors
     for rule in ("fedavg", "fedavg_n", "qfedavg", "term", "drfl", "fedgini", "fednova", "krum"):
         for case, want, played in cases(shared_vectors, rule, "coef"):
             eta = case["params"].get("eta", 1.0)
-            np.testing.assert_allclose(played.choices[0].choice.coefficients * eta, want, rtol=1e-9, atol=1e-300)
+            np.testing.assert_allclose(
+                played.choices[0].choice.coefficients * eta, want, rtol=1e-9, atol=1e-300
+            )

@@ -1,4 +1,4 @@
-"""One server with TLS, and two clients that train on whatever is tried beside them."""
+"""A server with TLS, and two clients that keep training while tests attack the server."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.fleet import Fleet
-from tests.e2e.secure import SecureFleet
+from tests.support.secure import SecureFleet
 
 
 @pytest.fixture(scope="package")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureFleet]:
-    """One server that all attacks of this folder are tried on; beside it two real clients, which train without end."""
+    """Yield the server that all attacks of this folder use; two real clients train all the time."""
     fleet = SecureFleet(tmp_path_factory.mktemp("secure"))
     fleet.init(1000)
-    fleet.start_server(rounds=1_000_000, round__quorum=0.1, round__deadline_seconds=2, keep_models=2)
+    fleet.start_server(
+        rounds=1_000_000, round__quorum=0.1, round__deadline_seconds=2, keep_models=2
+    )
     for name in ("honest-1", "honest-2"):
         fleet.start_client(name, steps=1, step_seconds=0.2)
     fleet.wait_for_version(1)
@@ -28,7 +29,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureFleet]:
 
 
 @pytest.fixture(autouse=True)
-def _others_train_on(request: pytest.FixtureRequest) -> Iterator[None]:
+def _honest_clients_keep_training(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "standing" in request.fixturenames:
         fleet: SecureFleet = request.getfixturevalue("standing")
@@ -38,17 +39,8 @@ def _others_train_on(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[SecureFleet]:
+    """Yield a fleet of the test's own, whose server is not started."""
     fleet = SecureFleet(tmp_path)
-    try:
-        yield fleet
-    finally:
-        fleet.end()
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """In the clear."""
-    fleet = Fleet(tmp_path)
     try:
         yield fleet
     finally:

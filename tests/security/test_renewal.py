@@ -1,4 +1,4 @@
-"""Certificates are renewed while everything runs."""
+"""Certificates are renewed while server and clients run."""
 
 from __future__ import annotations
 
@@ -9,36 +9,41 @@ from datetime import timedelta
 import grpc
 import pytest
 
-from fairfleet.common.certificates import Authority, new_authority, new_request
-from fairfleet.common.credentials import Credentials
-from fairfleet.common.private_files import write_private
+from fairfleet.common.pki.certificates import Authority, new_authority, new_request
+from fairfleet.common.pki.credentials import Credentials
+from fairfleet.common.pki.private_files import write_private
 from fairfleet.proto.v1 import enrolment_pb2, operator_pb2
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1.enrolment_pb2_grpc import EnrolmentStub
-from tests.e2e.device import Device
-from tests.e2e.fleet import until
-from tests.e2e.secure import SecureFleet, client, operator
-from tests.e2e.test_refusals import refused
+from tests.support.device import Device
+from tests.support.fleet import until
+from tests.support.refusals import refused
+from tests.support.secure import SecureFleet, client, operator
 
 Code = grpc.StatusCode
 
 
-def test_a_member_can_renew_itself_and_nobody_else(standing: SecureFleet) -> None:
+def test_a_member_can_renew_only_its_own_certificate(standing: SecureFleet) -> None:
     stub = EnrolmentStub(standing.channel_of(standing.credentials(client("ann"))))
-    for other in (client("honest-1"), operator("ann")):
-        request = enrolment_pb2.RenewRequest(request=new_request(other)[1])
+    for identity in (client("honest-1"), operator("ann")):
+        request = enrolment_pb2.RenewRequest(request=new_request(identity)[1])
         with refused(Code.PERMISSION_DENIED, "client ann can renew its own certificate"):
             stub.Renew(request, timeout=20)
     key, request_bytes = new_request(client("ann"))
-    got = stub.Renew(enrolment_pb2.RenewRequest(request=request_bytes), timeout=20).certificate
-    renewed = Credentials.of(standing.address, standing.ca, got, key)
-    assert abs(renewed.ends - standing.credentials(client("ann")).ends) < timedelta(minutes=5)  # no longer than before
+    certificate = stub.Renew(
+        enrolment_pb2.RenewRequest(request=request_bytes), timeout=20
+    ).certificate
+    renewed = Credentials.of(standing.address, standing.ca, certificate, key)
+    # The renewed certificate is not valid for longer than the one before.
+    ends = standing.credentials(client("ann")).ends
+    assert abs(renewed.ends - ends) < timedelta(minutes=5)
     device = Device("", "ann", standing.channel_of(renewed))
     device.join()
     device.leave()
 
 
-def serial(fleet: SecureFleet, port: int) -> bytes:
+def served_certificate(fleet: SecureFleet, port: int) -> bytes:
+    """Return the certificate that the server shows to a new connection."""
     context = ssl.create_default_context(cadata=fleet.ca.decode())
     context.set_alpn_protocols(["h2"])
     raw = socket.create_connection(("127.0.0.1", port), 10)
@@ -46,53 +51,59 @@ def serial(fleet: SecureFleet, port: int) -> bytes:
         return wrapped.getpeercert(binary_form=True) or b""
 
 
-def test_the_servers_certificate_is_rotated_without_a_break(standing: SecureFleet) -> None:
+def test_the_server_certificate_is_rotated_without_interruption(standing: SecureFleet) -> None:
     watching = standing.operator().Watch(operator_pb2.WatchRequest(), timeout=120)
     first = next(watching).sequence
     pids = {name: process.pid for name, process in standing.clients.items()}
     ports = (standing.port, standing.enrolment_port)
-    before = [serial(standing, port) for port in ports]
+    before = [served_certificate(standing, port) for port in ports]
     pair = standing.authority.server(["localhost", "127.0.0.1"])
-    (standing.pki / "server.key").write_bytes(pair.key)  # half of it: the key is not the certificate's
-    assert [serial(standing, port) for port in ports] == before
+    # Only half of the new pair is there: the key does not belong to the certificate.
+    (standing.pki / "server.key").write_bytes(pair.key)
+    assert [served_certificate(standing, port) for port in ports] == before
     assert "server.key is not the key of server.crt" in standing.log("server.log")
     standing.give_server(pair)
-    after = [serial(standing, port) for port in ports]
+    after = [served_certificate(standing, port) for port in ports]
     assert after == [ssl.PEM_cert_to_DER_cert(pair.certificate.decode())] * 2
     late = standing.device("late")
     late.join()
     late.leave()
-    events = [next(watching).sequence for _ in range(20)]  # the connection from before
+    events = [next(watching).sequence for _ in range(20)]  # over the connection opened before
     assert events == list(range(first + 1, first + 21))
     assert {name: process.pid for name, process in standing.clients.items()} == pids
-    assert "took up the renewed certificate" in standing.log("server.log")
+    assert "loaded the renewed certificate" in standing.log("server.log")
 
 
-def test_a_running_client_takes_up_its_renewed_credentials(standing: SecureFleet) -> None:
-    file = standing.bundle(client("honest-2"))
+def test_a_running_client_loads_its_renewed_credentials(standing: SecureFleet) -> None:
+    file = standing.credentials_file(client("honest-2"))
     before = file.read_bytes()
     done = standing.run("renew", str(file), "--server", standing.address)
     assert done.returncode == 0, done.stderr
     assert file.read_bytes() != before
     assert file.stat().st_mode & 0o777 == 0o600
-    until(lambda: "took up the renewed credentials" in standing.log("honest-2.log"), "the client to notice")
-    took = "select count(*) from updates where client = 'honest-2'"
-    count = standing.query(took)
-    until(lambda: standing.query(took) > count, "its next update")
+    until(
+        lambda: "took up the renewed credentials" in standing.log("honest-2.log"),
+        "the client to notice",
+    )
+    query = "select count(*) from updates where client = 'honest-2'"
+    count = standing.query(query)
+    until(lambda: standing.query(query) > count, "its next update")
 
 
 @pytest.mark.slow
-def test_a_client_whose_credentials_end_while_nobody_answers_says_so_and_ends(own: SecureFleet) -> None:
-    own.bundle(client("ann"), ttl=timedelta(seconds=8))
-    ann = own.start_client("ann")  # there is no server to tell it
+def test_a_client_whose_credentials_expire_without_a_server_says_so_and_ends(
+    own: SecureFleet,
+) -> None:
+    own.credentials_file(client("ann"), ttl=timedelta(seconds=8))
+    ann = own.start_client("ann")  # there is no server that could report it
     assert ann.wait(60) == 2, own.log("ann.log")
-    assert "the certificate of client ann ended on" in own.log("ann.log")
+    assert "the certificate of client ann expired on" in own.log("ann.log")
 
 
-def test_a_client_renews_its_certificate_by_itself_before_it_ends(own: SecureFleet) -> None:
-    """Every certificate begins an hour ago, so one for 20 minutes is in the last third of its time from the start."""
+def test_a_client_renews_its_certificate_before_it_expires(own: SecureFleet) -> None:
+    """Certificates are backdated by an hour, so one for 20 minutes starts in its last third."""
     own.init()
-    file = own.bundle(client("ann"), ttl=timedelta(minutes=20))
+    file = own.credentials_file(client("ann"), ttl=timedelta(minutes=20))
     before = file.read_bytes()
     own.start_server(round__minimum_clients=1, rounds=1_000_000)
     own.start_client("ann", step_seconds=0.05)
@@ -104,48 +115,53 @@ def test_a_client_renews_its_certificate_by_itself_before_it_ends(own: SecureFle
 
 
 @pytest.mark.slow
-def test_a_client_that_cannot_renew_says_so_and_trains_on(own: SecureFleet) -> None:
+def test_a_client_that_cannot_renew_says_so_and_keeps_training(own: SecureFleet) -> None:
     own.init()
     (own.pki / "ca.key").unlink()
-    own.bundle(client("ann"), ttl=timedelta(seconds=30))
+    own.credentials_file(client("ann"), ttl=timedelta(seconds=30))
     own.start_server(round__minimum_clients=1, rounds=1_000_000)
     own.start_client("ann", step_seconds=0.05)
-    until(lambda: "is not renewed: this server signs no certificates" in own.log("ann.log"), "its words")
+    until(
+        lambda: "is not renewed: this server signs no certificates" in own.log("ann.log"),
+        "the message",
+    )
     own.wait_for_version(own.version() + 2)
 
 
 @pytest.mark.slow
-def test_a_ca_is_replaced_without_a_break(own: SecureFleet) -> None:
-    """As docs/security.md says: both are trusted while one takes the other's place."""
+def test_a_ca_is_replaced_without_interruption(own: SecureFleet) -> None:
+    """Both CAs are trusted while one replaces the other, as docs/security.md says."""
     own.init()
     own.start_server(rounds=1_000_000)
     for name in ("ann", "bob"):
         own.start_client(name, step_seconds=0.05)
     own.wait_for_version(1)
-    old, made = own.ca, new_authority("CA of the tests, the next")
-    both = made.certificate + old
+    old, new = own.ca, new_authority("CA of the tests, the next")
+    both = new.certificate + old
     write_private(own.pki / "ca.crt", both)
-    late = own.device("late")  # of the old CA, and knows no other
+    late = own.device("late")  # has a certificate of the old CA and trusts no other CA
     late.join()
-    late.leave()  # else rounds would wait for it
-    newer = Authority.of(made)
-    for name in ("ann", "bob"):  # the new certificate, and both CAs
+    late.leave()  # otherwise rounds would wait for it
+    newer = Authority.of(new)
+    for name in ("ann", "bob"):  # a certificate of the new CA, and both CAs trusted
         pair = newer.member(client(name))
-        Credentials.of(own.address, both, pair.certificate, pair.key).save(own.bundle(client(name)))
+        Credentials.of(own.address, both, pair.certificate, pair.key).save(
+            own.credentials_file(client(name))
+        )
         until(lambda name=name: "took up the renewed credentials" in own.log(f"{name}.log"), name)
     token = own.operator().MakeToken(
         operator_pb2.MakeTokenRequest(client="carl", seconds=60, certificate_seconds=60), timeout=20
     )
-    assert token.ca == both  # a device that comes now knows both as well
+    assert token.ca == both  # a device that enrols now trusts both as well
     own.give_server(newer.server(["localhost", "127.0.0.1"]))
     own.wait_for_version(own.version() + 2)
-    write_private(own.pki / "ca.crt", made.certificate)
+    write_private(own.pki / "ca.crt", new.certificate)
     stale = own.authority.member(client("stale"))
-    knows_both = own.channel_of(Credentials.of(own.address, both, stale.certificate, stale.key))
+    trusts_both = own.channel_of(Credentials.of(own.address, both, stale.certificate, stale.key))
     with refused(Code.UNAVAILABLE):
-        Device("", "stale", knows_both).stub.Join(pb.JoinRequest(client="stale"), timeout=10)
+        Device("", "stale", trusts_both).stub.Join(pb.JoinRequest(client="stale"), timeout=10)
     pair = newer.member(client("dora"))
-    dora = Credentials.of(own.address, made.certificate, pair.certificate, pair.key)
+    dora = Credentials.of(own.address, new.certificate, pair.certificate, pair.key)
     device = Device("", "dora", own.channel_of(dora))
     device.join()
     device.leave()

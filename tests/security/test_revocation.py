@@ -1,4 +1,4 @@
-"""A revocation is effective at once, for open streams too, and for good."""
+"""A revocation takes effect at once, also for open streams, and is permanent."""
 
 from __future__ import annotations
 
@@ -13,59 +13,61 @@ import pytest
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import operator_pb2
 from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
-from tests.e2e.device import Device
-from tests.e2e.fleet import Fleet
-from tests.e2e.secure import SecureFleet, operator
-from tests.e2e.test_refusals import refused
+from tests.support.device import Device
+from tests.support.fleet import Fleet
+from tests.support.refusals import refused
+from tests.support.secure import SecureFleet, operator
 
 Code = grpc.StatusCode
 
 
 def in_background(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Starts it; the answer, or the error, when it is asked for."""
-    found: list[Any] = []
+    """Start a call in a thread; return a function that waits for its answer or error."""
+    answers: list[Any] = []
 
     def run() -> None:
         try:
-            found.append(call())
+            answers.append(call())
         except grpc.RpcError as error:
-            found.append(error)
+            answers.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
 
     def result() -> Any:
         thread.join(30)
-        assert found, "the call goes on and on"
-        if isinstance(found[0], grpc.RpcError):
-            raise found[0]
-        return found[0]
+        assert answers, "the call does not end"
+        if isinstance(answers[0], grpc.RpcError):
+            raise answers[0]
+        return answers[0]
 
     return result
 
 
 def slowly(chunks: list[Any], sent: threading.Event) -> Iterator[Any]:
-    """All but the last, which never comes."""
+    """Yield all chunks but the last, which never comes."""
     yield from chunks[:-1]
     sent.set()
     threading.Event().wait(60)
 
 
 @pytest.mark.parametrize("kind", ["tls", pytest.param("clear", marks=pytest.mark.slow)])
-def test_a_revocation_ends_what_is_under_way(tmp_path: Path, kind: str) -> None:
-    """An upload, a download and a poll; the others go on, and who was revoked does not come back."""
+def test_a_revocation_ends_the_open_calls_of_the_client(tmp_path: Path, kind: str) -> None:
+    """An upload, a download and a poll end; others continue; the revoked cannot join again."""
     fleet = SecureFleet(tmp_path) if kind == "tls" else Fleet(tmp_path)
     try:
         fleet.init(4_000_000)
         fleet.start_server(round__minimum_clients=2, round__clients=2, lease_seconds=60)
         names = ("sends", "honest", "fetches", "waits")
         devices = {
-            name: fleet.device(name) if isinstance(fleet, SecureFleet) else Device(fleet.address, name)
+            name: fleet.device(name)
+            if isinstance(fleet, SecureFleet)
+            else Device(fleet.address, name)
             for name in names
         }
         for device in devices.values():
             device.join()
-            if device.name == "honest":  # the first two are asked; the others have nothing to do
+            if device.name == "honest":  # the first two are selected; the others have nothing to do
                 devices["sends"].train_task()
                 device.train_task()
         polling = in_background(devices["waits"].next_task)
@@ -89,7 +91,7 @@ def test_a_revocation_ends_what_is_under_way(tmp_path: Path, kind: str) -> None:
         if kind == "tls":
             with refused(Code.PERMISSION_DENIED, "client waits was revoked: stolen"):
                 polling()
-        else:  # it is told to join again, and then that it cannot
+        else:  # the client is sent to join again, and then refused
             with refused(Code.UNAUTHENTICATED):
                 polling()
         for name in ("sends", "fetches", "waits"):
@@ -105,16 +107,18 @@ def test_a_revocation_ends_what_is_under_way(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_revoked_operators_watch_ends_and_its_certificate_is_worth_nothing(own: SecureFleet) -> None:
+def test_a_revoked_operators_watch_ends_and_its_certificates_are_refused(
+    own: SecureFleet,
+) -> None:
     own.init()
     own.start_server()
     lost = OperatorStub(own.channel_of(own.credentials(operator("night-shift"))))
     watching = lost.Watch(operator_pb2.WatchRequest(), timeout=60)
     watching.initial_metadata()
-    kept = own.operator()
-    others = kept.Watch(operator_pb2.WatchRequest(), timeout=120)
+    remaining = own.operator()
+    others = remaining.Watch(operator_pb2.WatchRequest(), timeout=120)
     others.initial_metadata()
-    file = str(own.bundle(operator("operator")))
+    file = str(own.credentials_file(operator("operator")))
     done = own.run("revoke", "--operator", "night-shift", "--reason", "lost", "--credentials", file)
     assert done.returncode == 0, done.stderr
     with refused(Code.PERMISSION_DENIED, "operator night-shift was revoked: lost"):
@@ -123,9 +127,10 @@ def test_a_revoked_operators_watch_ends_and_its_certificate_is_worth_nothing(own
         lost.Stop(operator_pb2.StopRequest(), timeout=10)
     own.kill_server()
     own.start_server()
-    again = OperatorStub(own.channel_of(own.credentials(operator("night-shift"))))  # even with a new certificate
+    # A new certificate with the revoked name is refused as well.
+    again = OperatorStub(own.channel_of(own.credentials(operator("night-shift"))))
     with refused(Code.PERMISSION_DENIED, "operator night-shift was revoked: lost"):
         again.Pause(operator_pb2.PauseRequest(), timeout=10, wait_for_ready=True)
-    own.device("night-shift").join(protocol_version=1)  # a client of that name is somebody else
-    with refused(Code.UNAVAILABLE):  # the server was killed; until then the other one watched
+    own.device("night-shift").join(protocol_version=1)  # a client of that name is another identity
+    with refused(Code.UNAVAILABLE):  # the server was killed; until then the other operator watched
         list(others)

@@ -1,0 +1,48 @@
+"""The FairFleet client: a process that trains on local data and sends updates to a server.
+
+Users write a task and give it to `fairfleet client --task module:name`. The names below are
+the public API. They are loaded on first use, so `import fairfleet.client` stays cheap: it
+loads neither torch nor gRPC.
+
+- `Task`, `Measuring`: the interfaces that a task implements.
+- `Job`, `Trained`: what `Task.train` receives and returns.
+- `Abandoned`: raised out of `Job.progress` when the result is no longer needed.
+- `TorchTask`: a ready-made task for a torch module. It needs torch.
+- `SoftmaxTask`: a ready-made task in numpy, for small boards.
+- `load_task`: builds the task that `--task module:name` refers to.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fairfleet.client.softmax import SoftmaxTask
+    from fairfleet.client.task import Abandoned, Job, Measuring, Task, Trained, load_task
+    from fairfleet.client.torch import TorchTask
+
+__all__ = [
+    "Abandoned",
+    "Job",
+    "Measuring",
+    "SoftmaxTask",
+    "Task",
+    "TorchTask",
+    "Trained",
+    "load_task",
+]
+
+_MODULES = {"SoftmaxTask": "softmax", "TorchTask": "torch"}  # the others are in `task`
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'task')}")
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

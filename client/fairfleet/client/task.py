@@ -1,7 +1,8 @@
-"""What a user writes: a Task. Named arrays and a plan in, trained arrays and a report out.
+"""The interface between FairFleet and a user's training code.
 
-Framework-neutral: nothing here imports torch. `fairfleet.client.torch.TorchTask` is the usual
-way to have one; whoever wants their own loop implements `Task`.
+A user writes a `Task`: it receives named arrays and a plan, and returns trained arrays and a
+report. Nothing here imports torch, so any framework will do. `fairfleet.client.torch.TorchTask`
+is the usual way to get a task; implement `Task` yourself to keep your own training loop.
 """
 
 from __future__ import annotations
@@ -11,92 +12,165 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Protocol, runtime_checkable
 
 from fairfleet.common.errors import UsageError
-from fairfleet.common.plan import Plan
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model
+from fairfleet.common.training_plan import Plan
 
 Progress = Callable[[int, int, float], None]  # steps done, steps planned, loss of the last step
 
 
 class Abandoned(Exception):
-    """Raised out of `Job.progress` when the result is no longer wanted. A task lets it pass."""
+    """Raised out of `Job.progress` when the result is no longer needed.
+
+    A task must let it pass. The client then drops the training and requests the next task.
+    """
+
+
+def _ignore_progress(done: int, planned: int, loss: float) -> None:
+    pass
+
+
+def _never_enough() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training as asked for by the server."""
+    """One training that the server has requested.
+
+    A training loop reads the plan, calls `progress` after each step, and stops as soon as
+    `enough()` is true after a step.
+
+    Attributes:
+        plan: the solver, its learning rate, the batch size, the number of steps and the seed.
+        want_gradient_norm: whether the report must contain the norm of the gradient at the
+            received model, over all training data.
+        progress: call it after each step as `progress(steps_done, steps_planned, loss)`.
+            It may raise `Abandoned`.
+        anchor: the tensors that the plan's proximal term pulls towards, by name. None means
+            the received model.
+        enough: call it after each step. True means that the budget of this machine is used up:
+            stop here and report the steps taken so far.
+    """
 
     plan: Plan
     want_gradient_norm: bool = False
-    progress: Progress = lambda done, planned, loss: None  # to be called after each step; may raise Abandoned
-    anchor: Arrays | None = None  # what the plan's proximal term pulls to; None: the received model
-    enough: Callable[[], bool] = lambda: False  # to be asked after each step: True ends the training here
+    progress: Progress = _ignore_progress
+    anchor: Arrays | None = None
+    enough: Callable[[], bool] = _never_enough
 
 
 @dataclass(frozen=True)
 class Trained:
-    arrays: Arrays  # every tensor of the model, by name, after training
+    """The result of one training.
+
+    Attributes:
+        arrays: every tensor of the model after training, by name. The server receives the
+            difference to the received model, never the data.
+        report: losses before and after, the number of samples and the steps taken.
+    """
+
+    arrays: Arrays
     report: TrainReport
 
 
 @runtime_checkable
 class Task(Protocol):
+    """What a client trains: one model on this machine's own data.
+
+    FairFleet calls the methods from one thread, one call at a time, and keeps the task loaded
+    between rounds. An exception in a method makes this client miss the round; it does not end
+    the client before three trainings have failed in a row.
+
+    Attributes:
+        train_samples: number of training samples.
+        test_samples: number of test samples. With 0, `evaluate` is never called.
+        device: where the model is trained (cpu, cuda, mps). It is only displayed.
+    """
+
     train_samples: int
-    test_samples: int  # 0: evaluate is never called
-    device: str  # for people to read: cpu, cuda, mps
+    test_samples: int
+    device: str
 
     def initial_model(self) -> Model:
-        """The model before any training; also says which tensors there are."""
+        """Return the model before any training. It also defines the tensors of the model."""
 
     def train(self, model: Arrays, job: Job) -> Trained:
-        """`model` are read-only views of the received tensors, floats as float32 and integers as int64.
+        """Train the received model on the training data, as `job.plan` says.
 
-        The report says how many steps were taken, which may be fewer than the plan's.
+        `model` maps names to read-only views of the received tensors: floats as float32,
+        integers as int64. The report contains the steps taken, which may be fewer than planned.
         """
 
     def evaluate(self, model: Arrays) -> Evaluation:
-        """How the received model does on the client's own test data."""
+        """Return the loss, and the accuracy if there is one, on this client's test data."""
 
 
 @runtime_checkable
 class Measuring(Protocol):
-    """What a task may also have: without it, its client is not asked to try steps before they are taken."""
+    """An optional method of a task. It lets the server verify a step before it is taken.
+
+    Clients whose task lacks the method are not selected for verification.
+    """
 
     def training_loss(self, model: Arrays) -> float:
-        """Of a model on the client's own training data, measured as `TrainReport.loss_before` is."""
+        """Return the loss of a model on all training data, as in `TrainReport.loss_before`."""
 
 
 def load_task(spec: str, options: Mapping[str, str]) -> Task:
-    """The task that `module:name` says: a Task, or a function that makes one from the options."""
+    """Return the task that `module:name` refers to.
+
+    The name is that of a Task, or of a function that builds one from the options. The module
+    is searched in the current directory first. Raises UsageError if there is no such task.
+    """
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
-        raise UsageError(f"--task {spec!r} is not of the form module:name, for example my_task:task")
-    sys.path.insert(0, os.getcwd())  # a task of one's own lies where one stands, as with `python -m`
+        raise UsageError(
+            f"--task {spec!r} is not of the form module:name, for example my_task:task"
+        )
+    factory = getattr(_import_module(spec, module_name), name, None)
+    if factory is None:
+        raise UsageError(f"--task {spec}: module {module_name} has no {name!r}")
+    return _build_task(spec, factory, options)
+
+
+def _import_module(spec: str, module_name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())  # as `python -m` does, to find a user's own task
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name.split(".")[0]:
-            raise UsageError(f"--task {spec}: importing it needs {error.name}, which is not installed") from error
-        raise UsageError(f"--task {spec}: no module {module_name!r} here or among the installed packages") from error
+            raise UsageError(
+                f"--task {spec}: importing it needs {error.name}, which is not installed"
+            ) from error
+        raise UsageError(
+            f"--task {spec}: no module {module_name!r} in the current directory or among the "
+            "installed packages"
+        ) from error
     finally:
         sys.path.remove(os.getcwd())
-    found = getattr(module, name, None)
-    if found is None:
-        raise UsageError(f"--task {spec}: module {module_name} has no {name!r}")
-    return _make(spec, found, options)
 
 
-def _make(spec: str, found: object, options: Mapping[str, str]) -> Task:
-    if callable(found) and not isinstance(found, Task):
+def _build_task(spec: str, factory: object, options: Mapping[str, str]) -> Task:
+    """Return `factory` if it is a task already, else the task that it builds."""
+    task = factory
+    if callable(factory) and not isinstance(factory, Task):
         try:
-            found = found(**options)
+            task = factory(**options)
         except TypeError as error:
-            raise UsageError(f"--task {spec}: {error}; options are given as --option name=value") from error
+            raise UsageError(
+                f"--task {spec}: {error}; options are given as --option name=value"
+            ) from error
     elif options:
-        raise UsageError(f"--task {spec} is not a function, so it takes no options; found {', '.join(options)}")
-    if not isinstance(found, Task):
-        raise UsageError(f"--task {spec} is {type(found).__name__}, not a Task; see fairfleet.client.task")
-    return found
+        raise UsageError(
+            f"--task {spec} is not a function, so it takes no options; found {', '.join(options)}"
+        )
+    if not isinstance(task, Task):
+        raise UsageError(
+            f"--task {spec} is {type(task).__name__}, not a Task; see fairfleet.client.task"
+        )
+    return task

@@ -1,43 +1,62 @@
 """The usual task: a torch module, a training set, a test set and a loss.
 
-Module and data are built once, moved to the device once, and kept. The losses and the gradient norm of a
-report are measured in eval mode over all training data (no dropout, batch normalisation by its running
-statistics), so they do not depend on the batches; only the solver's steps run in train mode.
+The module and the data are built once, moved to the device once, and stay there. The losses and
+the gradient norm of a report are measured in eval mode over all training data (no dropout, batch
+normalisation by its running statistics), so they do not depend on the batches. Only the solver's
+steps run in train mode.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from fairfleet.client.batches import Indices, batches, in_order
 from fairfleet.client.task import Job, Trained
-from fairfleet.client.torch_data import Batch, Collate, Data, Samples, samples_of
-from fairfleet.client.torch_memory import largest_batch
-from fairfleet.common.errors import TaskFailed, UsageError
-from fairfleet.common.plan import Plan
+from fairfleet.client.training.batches import Indices, batches, sequential_batches
+from fairfleet.client.training.torch_data import (
+    Batch,
+    Collate,
+    Data,
+    SampleSource,
+    make_sample_source,
+)
+from fairfleet.client.training.torch_memory import largest_batch
+from fairfleet.client.training.torch_modules import (
+    add_proximal_gradient,
+    as_model,
+    check_finite,
+    choose_device,
+    copied_arrays,
+    forward,
+    gradient_norm,
+    make_solver,
+    parameters_and_buffers,
+    seeded,
+    trainable,
+)
+from fairfleet.common.errors import UsageError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model, Signature
 
-MEASURE_BATCH = 512  # samples per forward pass where nothing is trained; has no say in the result
+MEASURE_BATCH = 512  # samples per forward pass that only measures; does not change the result
 
 Loss = Callable[[Any, Tensor], Tensor]
 Accuracy = Callable[[Any, Tensor], "Tensor | float | None"]
 
 
 def class_accuracy(output: Any, target: Tensor) -> Tensor | None:
-    """The share of samples whose highest logit is the target's; None where this is not classification."""
+    """Return the share of samples whose highest logit is the target's class.
+
+    Return None if output and target do not look like classification.
+    """
     classifies = (
         isinstance(output, Tensor)
         and output.ndim == target.ndim + 1
@@ -48,11 +67,26 @@ def class_accuracy(output: Any, target: Tensor) -> Tensor | None:
 
 
 class TorchTask:
-    """Trains `model()` on a client's own data.
+    """A task that trains a torch module on this machine's own data.
 
-    `train` and `test` are each a pair (x, y) of tensors or arrays, or a Dataset of such pairs; floats are given
-    to the model in its own type. `loss(output, y)` is the mean over a batch, as torch's losses are.
-    `accuracy(output, y)` is the share of right answers in a batch, or None. `collate` joins a Dataset's samples.
+    Args:
+        model: a function that builds the module, for example the module's class. It is called
+            on first use.
+        train: the training samples: a pair (x, y) of tensors or arrays of the same length, or a
+            Dataset of such pairs with a length and access by index. Floats are converted to the
+            type of the module's parameters, integer targets to int64.
+        test: the test samples, in the same forms. Without them, the client does not evaluate.
+        loss: `loss(output, y)`, one number: the mean over a batch, as torch's losses return.
+        accuracy: `accuracy(output, y)`, the share of right answers in a batch, or None if there
+            is no such share. The default handles class logits.
+        device: auto, cpu, cuda, cuda:1 or mps. `fairfleet client --device` overrides it.
+        collate: joins the samples of a Dataset to a batch (x, y).
+
+    Raises UsageError if the model or the data cannot be used.
+
+    Example:
+
+        task = TorchTask(Net, train=(x, y), test=(x_test, y_test), loss=nn.CrossEntropyLoss())
     """
 
     def __init__(
@@ -67,48 +101,66 @@ class TorchTask:
         collate: Collate = default_collate,
     ) -> None:
         if isinstance(model, nn.Module) or not callable(model):
-            raise UsageError(f"TorchTask needs a function that builds the model; found a {type(model).__name__}")
+            raise UsageError(
+                f"TorchTask needs a function that builds the model; found a {type(model).__name__}"
+            )
         self._build, self._loss, self._accuracy = model, loss, accuracy
         self._measure_batch = MEASURE_BATCH
-        self._overwritten = False  # whether the module we keep has held a received model
-        self._train = samples_of("training", train, collate)
-        self._test = samples_of("test", test, collate) if test is not None else None
-        self.train_samples = len(self._train)
-        self.test_samples = len(self._test) if self._test is not None else 0
-        if not self.train_samples:
-            raise UsageError("the training set is empty; a client needs at least one sample to take part")
+        self._overwritten = False  # whether our module has been filled with a received model
+        self._set_data(train, test, collate)
         self._device = choose_device(device)
         self.device = str(self._device)
 
-    def use_device(self, name: str) -> None:
-        """For whoever starts the client: cpu, cuda, cuda:1 or mps; auto leaves it as the task's author chose.
+    def _set_data(self, train: Data, test: Data | None, collate: Collate) -> None:
+        self._train = make_sample_source("training", train, collate)
+        self._test = make_sample_source("test", test, collate) if test is not None else None
+        self.train_samples = len(self._train)
+        self.test_samples = len(self._test) if self._test is not None else 0
+        if not self.train_samples:
+            raise UsageError(
+                "the training set is empty; a client needs at least one sample to take part"
+            )
 
-        Nothing is moved before it is used.
+    def use_device(self, name: str) -> None:
+        """Select the device for training: cpu, cuda, cuda:1 or mps.
+
+        `fairfleet client --device` calls this. `auto` keeps the choice of the task's author.
+        Nothing is moved before its next use.
         """
         if name != "auto":
             self._device = choose_device(name)
             self.device = str(self._device)
 
     def fit_into(self, memory_bytes: int) -> int:
-        """The largest batch with which one step stays within the memory; passes that only measure keep to it, too."""
-        module = copy.deepcopy(self._module).to(self._device).train()  # of which batches leave their mark
+        """Return the largest batch for which one step fits into this much memory.
+
+        Later passes that only measure respect this size as well.
+        """
+        module = copy.deepcopy(self._module)  # a copy, because a batch changes batch norm
+        module = module.to(self._device).train()
 
         def loss_of(samples: int) -> Tensor:
-            x, y = next(self._batches(module, self._train, iter([np.arange(samples) % self.train_samples])))
+            indices = np.arange(samples) % self.train_samples
+            x, y = next(self._batches(module, self._train, iter([indices])))
             return self._loss_of(module(x), y)
 
-        with _seeded(0, self._device):
+        with seeded(0, self._device):
             batch = largest_batch(module, loss_of, memory_bytes)
         self._measure_batch = max(1, min(MEASURE_BATCH, batch))
         return batch
 
     def initial_model(self) -> Model:
-        return _as_model(self._new_module() if self._overwritten else self._module)
+        """Return the model as the model function builds it."""
+        return as_model(self._new_module() if self._overwritten else self._module)
 
     def train(self, model: Arrays, job: Job) -> Trained:
+        """Train the received model as the plan says, and measure it before and after.
+
+        Raises TaskFailed if a loss is not finite.
+        """
         started = time.perf_counter()
-        module = self._received(model)
-        with _seeded(job.plan.seed, self._device):
+        module = self._load(model)
+        with seeded(job.plan.seed, self._device):
             before = self._measure(module, want_gradient=job.want_gradient_norm)
             steps = self._descend(module, job)
             after = self._measure(module)
@@ -122,204 +174,142 @@ class TorchTask:
             accuracy=before.accuracy,
             seconds=time.perf_counter() - started,
         )
-        parameters, buffers = _parameters_and_buffers(module)
-        return Trained(_arrays(parameters | buffers), report)
+        parameters, buffers = parameters_and_buffers(module)
+        return Trained(copied_arrays(parameters | buffers), report)
 
     def evaluate(self, model: Arrays) -> Evaluation:
+        """Return loss and accuracy on the test samples. Raises UsageError without any."""
         if not self._test:
-            raise UsageError("this task has no test samples to evaluate on; give some as TorchTask(…, test=…)")
-        measured = self._measure(self._received(model), self._test)
-        return Evaluation(samples=self.test_samples, loss=measured.loss, accuracy=measured.accuracy)
+            raise UsageError(
+                "this task has no test samples to evaluate on; give some as TorchTask(…, test=…)"
+            )
+        measures = self._measure(self._load(model), self._test)
+        return Evaluation(samples=self.test_samples, loss=measures.loss, accuracy=measures.accuracy)
 
     def training_loss(self, model: Arrays) -> float:
-        return self._measure(self._received(model)).loss
+        """Return the loss over all training samples, measured in eval mode."""
+        return self._measure(self._load(model)).loss
 
     @cached_property
     def _module(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):  # those who draw after us draw as if we had not
+        with torch.random.fork_rng(devices=[]):  # the caller's random state stays as it was
             return self._new_module()
 
     @cached_property
     def _signature(self) -> Signature:
-        return _as_model(self._module).signature
+        return as_model(self._module).signature
 
     def _new_module(self) -> nn.Module:
         module = self._build()
         if not isinstance(module, nn.Module):
-            raise UsageError(f"the model function must return a torch.nn.Module; it returned {type(module).__name__}")
-        if not _trainable(module):
+            raise UsageError(
+                "the model function must return a torch.nn.Module; it returned "
+                f"{type(module).__name__}"
+            )
+        if not trainable(module):
             raise UsageError("the model has no trainable parameter, so there is nothing to train")
         return module
 
-    def _received(self, model: Arrays) -> nn.Module:
+    def _load(self, model: Arrays) -> nn.Module:
+        """Return our module, on the device, filled with the received tensors."""
         staged = Model.empty(self._signature)
         staged.assign(model)  # checks names and shapes, and makes arrays that torch may write to
         self._overwritten = True
         module, arrays = self._module.to(self._device), staged.named()
-        parameters, buffers = _parameters_and_buffers(module)
+        parameters, buffers = parameters_and_buffers(module)
         with torch.no_grad():
             for name, tensor in (parameters | buffers).items():
                 tensor.copy_(torch.from_numpy(arrays[name]))
         return module
 
     def _descend(self, module: nn.Module, job: Job) -> int:
-        plan, parameters = job.plan, _trainable(module)
-        origin = self._anchor(module, job)
-        solver = _solver(plan, parameters)
+        """Train the module in place and return the number of steps taken."""
+        plan, parameters = job.plan, trainable(module)
+        anchor = _anchor_tensors(module, job)
+        solver = make_solver(plan, parameters)
         planned = plan.steps_for(self.train_samples)
+        order = batches(plan, self.train_samples)
         module.train()
-        for done, (x, y) in enumerate(self._batches(module, self._train, batches(plan, self.train_samples)), start=1):
+        for done, (x, y) in enumerate(self._batches(module, self._train, order), start=1):
             solver.zero_grad()
-            loss = self._loss_of(_forward(module, x, y), y)
+            loss = self._loss_of(forward(module, x, y), y)
             loss.backward()  # type: ignore[no-untyped-call]
             if plan.proximal_mu:
-                _pull_back(parameters, origin, plan.proximal_mu)
+                add_proximal_gradient(parameters, anchor, plan.proximal_mu)
             solver.step()
-            job.progress(done, planned, _finite(loss.item(), f"at step {done} of {planned}"))
+            job.progress(done, planned, check_finite(loss.item(), f"at step {done} of {planned}"))
             if job.enough():
                 return done
         return planned
 
-    def _anchor(self, module: nn.Module, job: Job) -> list[Tensor]:
-        """Where the proximal term pulls to, one tensor per trainable parameter."""
-        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-        if job.anchor is None:
-            return [parameter.detach().clone() for _, parameter in named]
-        return [torch.from_numpy(job.anchor[name].copy()).to(parameter) for name, parameter in named]
-
-    def _measure(self, module: nn.Module, samples: Samples | None = None, *, want_gradient: bool = False) -> Measured:
-        """Over all training data, or others: the loss, the accuracy if it is known, and the norm of the gradient."""
+    def _measure(
+        self, module: nn.Module, samples: SampleSource | None = None, *, want_gradient: bool = False
+    ) -> ModelMeasures:
+        """Measure loss, accuracy and gradient norm, over all training samples by default."""
         loss, shares = 0.0, list[float | None]()
         module.zero_grad()
         with torch.set_grad_enabled(want_gradient):
-            for part in self._parts(module, samples or self._train):
-                loss += part.weight * part.loss.item()
-                share = self._accuracy(part.output, part.target)
-                shares.append(None if share is None else part.weight * float(share))
+            for batch in self._outputs(module, samples or self._train):
+                loss += batch.weight * batch.loss.item()
+                share = self._accuracy(batch.output, batch.target)
+                shares.append(None if share is None else batch.weight * float(share))
                 if want_gradient:
-                    (part.weight * part.loss).backward()  # type: ignore[no-untyped-call]
-        known = [share for share in shares if share is not None]
-        return Measured(
-            _finite(loss, "over the training data" if samples is None else "over the test data"),
-            min(sum(known), 1.0) if len(known) == len(shares) else None,  # weights add up to 1 but for rounding
-            _gradient_norm(module) if want_gradient else None,
-        )
+                    (batch.weight * batch.loss).backward()  # type: ignore[no-untyped-call]
+        where = "over the training data" if samples is None else "over the test data"
+        norm = gradient_norm(module) if want_gradient else None
+        return ModelMeasures(check_finite(loss, where), _total_share(shares), norm)
 
-    def _parts(self, module: nn.Module, samples: Samples) -> Iterator[Part]:
-        """Every sample once, in eval mode."""
+    def _outputs(self, module: nn.Module, samples: SampleSource) -> Iterator[BatchOutput]:
+        """Yield the outputs for every sample once, in eval mode."""
         module.eval()
-        for x, y in self._batches(module, samples, in_order(len(samples), self._measure_batch)):
+        order = sequential_batches(len(samples), self._measure_batch)
+        for x, y in self._batches(module, samples, order):
             output = module(x)
-            yield Part(len(y) / len(samples), output, y, self._loss_of(output, y))
+            yield BatchOutput(len(y) / len(samples), output, y, self._loss_of(output, y))
 
-    def _batches(self, module: nn.Module, samples: Samples, order: Iterator[Indices]) -> Iterator[Batch]:
-        return samples.batches(order, self._device, _trainable(module)[0].dtype)
+    def _batches(
+        self, module: nn.Module, samples: SampleSource, order: Iterator[Indices]
+    ) -> Iterator[Batch]:
+        return samples.batches(order, self._device, trainable(module)[0].dtype)
 
     def _loss_of(self, output: Any, target: Tensor) -> Tensor:
         loss = self._loss(output, target)
         if loss.ndim:
             raise UsageError(
-                f"the loss function returned a tensor of shape {list(loss.shape)}; it must return one number, "
-                "the mean over the batch (in torch: reduction='mean')"
+                f"the loss function returned a tensor of shape {list(loss.shape)}; it must return "
+                "one number, the mean over the batch (in torch: reduction='mean')"
             )
         return loss
 
 
-class Part(NamedTuple):
+class BatchOutput(NamedTuple):
+    """The model's output and loss for one batch."""
+
     weight: float  # the batch's share of all samples
     output: Any
     target: Tensor
     loss: Tensor
 
 
-class Measured(NamedTuple):
+class ModelMeasures(NamedTuple):
+    """Measurements of one model over one data set."""
+
     loss: float
-    accuracy: float | None
-    gradient_norm: float | None
+    accuracy: float | None  # None if the task has no accuracy
+    gradient_norm: float | None  # None unless requested
 
 
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"device {name!r} cannot be used here ({reason}); give auto, cpu, cuda or mps") from error
-    return device
+def _anchor_tensors(module: nn.Module, job: Job) -> list[Tensor]:
+    """Return what the proximal term pulls towards, one tensor per trainable parameter."""
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if job.anchor is None:
+        return [parameter.detach().clone() for _, parameter in named]
+    return [torch.from_numpy(job.anchor[name].copy()).to(parameter) for name, parameter in named]
 
 
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout and the like draw from the plan's seed; the caller's random state is as before afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
-
-
-def _trainable(module: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-
-def _parameters_and_buffers(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A tensor that the module has under several names is here once; buffers that are not saved are not here."""
-    saved = module.state_dict().keys()
-    return dict(module.named_parameters()), {name: b for name, b in module.named_buffers() if name in saved}
-
-
-def _as_model(module: nn.Module) -> Model:
-    parameters, buffers = _parameters_and_buffers(module)
-    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in (parameters | buffers).items()}
-    return Model.of(_arrays(parameters), _arrays(buffers), dtypes)
-
-
-def _arrays(tensors: dict[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """Copies, which the next training does not change."""
-    return {name: _array(tensor.detach()) for name, tensor in tensors.items()}
-
-
-def _array(tensor: Tensor) -> NDArray[Any]:
-    dtype = torch.float32 if tensor.is_floating_point() else torch.int64
-    array: NDArray[Any] = tensor.to("cpu", dtype, copy=True).numpy()
-    return array
-
-
-def _solver(plan: Plan, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    rate, decay = plan.learning_rate, plan.weight_decay
-    if plan.solver == "adam":
-        return torch.optim.Adam(parameters, rate, weight_decay=decay)
-    return torch.optim.SGD(parameters, rate, momentum=plan.momentum, nesterov=plan.nesterov, weight_decay=decay)
-
-
-def _forward(module: nn.Module, x: Any, y: Tensor) -> Any:
-    try:
-        return module(x)
-    except ValueError as error:
-        if len(y) > 1:
-            raise
-        raise TaskFailed(
-            f"the model cannot train on a batch of one sample ({error}). Batch normalisation needs two: "
-            "give the plan a larger batch_size, or this client more data."
-        ) from error
-
-
-def _pull_back(parameters: list[nn.Parameter], anchor: list[Tensor], mu: float) -> None:
-    """FedProx: adds the gradient of mu/2 times the squared distance to the anchor."""
-    for parameter, origin in zip(parameters, anchor, strict=True):
-        if parameter.grad is not None:  # else the loss does not use it, and it has not moved
-            parameter.grad.add_(parameter.detach() - origin, alpha=mu)
-
-
-def _gradient_norm(module: nn.Module) -> float:
-    gradients = [p.grad.double() for p in _trainable(module) if p.grad is not None]
-    return math.sqrt(sum(g.square().sum().item() for g in gradients))
-
-
-def _finite(loss: float, where: str) -> float:
-    if not math.isfinite(loss):
-        raise TaskFailed(
-            f"the loss {where} is {loss}. Training diverged, or the data hold such values: "
-            "try a smaller learning_rate in the plan, and look for NaN in this client's data."
-        )
-    return loss
+def _total_share(shares: list[float | None]) -> float | None:
+    """Return the sum of the batches' weighted accuracies, or None if one has no accuracy."""
+    numbers = [share for share in shares if share is not None]
+    if len(numbers) < len(shares):
+        return None
+    return min(sum(numbers), 1.0)  # the weights add up to 1 except for rounding

@@ -1,12 +1,13 @@
-"""How evenly a fleet is served: measures on a vector of one value per client (accuracy, loss).
+"""Measure how evenly a model serves a fleet, from one value per client (accuracy or loss).
 
-Values are taken in the unit they come in. The papers give accuracies in percent, so their mean, deviation,
-worst and best are 100 times those of our fractions, and a variance 10,000 times. FedFV's "Var." is the standard
-deviation in percent; FedLF's `fair` is the angle in radians. Angle, KL, Gini, Jain and the relative deviation have
-no unit.
+A measure has the unit of its values. The papers give accuracies in percent, so their mean,
+deviation, worst and best are 100 times those of our fractions, and their variance 10,000 times.
+FedFV's "Var." is the standard deviation in percent; FedLF's `fair` is the angle in radians.
+Angle, KL, Gini, Jain and the relative deviation have no unit.
 
-Of no client nothing is known: every measure is NaN. One client, or clients all alike (all zero too), are
-served perfectly evenly: deviations, angle, KL and Gini are 0 and Jain is 1.
+Without any client, every measure is NaN. One client, or clients with equal values (zeros
+included), are served perfectly evenly: deviations, angle, KL and Gini are 0 and Jain is 1.
+Values must be finite and one-dimensional; otherwise every measure raises ValueError.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ Values = NDArray[np.float64]
 
 
 def mean(values: ArrayLike) -> float:
+    """Return the mean of the clients' values."""
     vector = _vector(values)
-    # summed as differences, so that the mean of equal values is that value to the last bit
+    # Sum differences, so that the mean of equal values is exactly that value.
     return float(vector[0] + np.mean(vector - vector[0])) if len(vector) else math.nan
 
 
 def standard_deviation(values: ArrayLike) -> float:
-    """Of the population: divided by the number of clients, as all the papers do."""
+    """Return the population standard deviation: divided by n, as in all the papers."""
     vector = _vector(values)
     return float(np.sqrt(np.mean((vector - mean(vector)) ** 2))) if len(vector) else math.nan
 
 
 def variance(values: ArrayLike) -> float:
+    """Return the population variance."""
     return standard_deviation(values) ** 2
 
 
 def relative_deviation(values: ArrayLike) -> float:
-    """The standard deviation over the size of the mean; infinite where only the mean is 0."""
+    """Return the standard deviation over |mean|; infinite if only the mean is 0."""
     deviation, middle = standard_deviation(values), abs(mean(values))
     if deviation == 0.0:
         return 0.0
@@ -45,17 +48,26 @@ def relative_deviation(values: ArrayLike) -> float:
 
 
 def angle(values: ArrayLike) -> float:
-    """Between the values and the all-ones vector, in radians: arccos(mean / rms), without its loss of digits near 0."""
+    """Return the angle between the values and the all-ones vector, in radians.
+
+    It equals arccos(mean / rms), without the loss of digits near 0.
+    """
     return math.atan2(standard_deviation(values), mean(values))
 
 
 def jain(values: ArrayLike) -> float:
-    """(sum)^2 / (n * sum of squares): 1 when all are alike, 1/n when one client has everything."""
+    """Return Jain's index, (sum)^2 / (n * sum of squares).
+
+    It is 1 if all values are equal, and 1/n if one client has everything.
+    """
     return math.cos(angle(values)) ** 2
 
 
 def kl_to_uniform(values: ArrayLike) -> float:
-    """In nats, of the clients' shares in the sum from equal shares: 0 to ln n. NaN if a value is negative."""
+    """Return the KL divergence of the clients' shares of the sum from equal shares, in nats.
+
+    It lies between 0 and ln n. It is NaN if a value is negative.
+    """
     vector = _vector(values)
     if not len(vector) or vector.min() < 0:
         return math.nan
@@ -66,7 +78,10 @@ def kl_to_uniform(values: ArrayLike) -> float:
 
 
 def gini(values: ArrayLike) -> float:
-    """Half the mean difference of two clients over the mean: 0 to (n - 1) / n. NaN if a value is negative."""
+    """Return the Gini coefficient: half the mean difference of two clients, over the mean.
+
+    It lies between 0 and (n - 1) / n. It is NaN if a value is negative.
+    """
     vector = np.sort(_vector(values))
     if not len(vector) or vector[0] < 0:
         return math.nan
@@ -78,29 +93,44 @@ def gini(values: ArrayLike) -> float:
 
 
 def share_of(percent: int, clients: int) -> int:
-    """How many clients `percent` of them are: rounded down, at least one. 5 % of 100 are 5, 5 % of 10 are 1."""
+    """Return how many clients are `percent` of `clients`: rounded down, at least one.
+
+    5 % of 100 clients are 5, and 5 % of 10 clients are 1.
+    """
     return max(1, clients * percent // 100)
 
 
 def worst(values: ArrayLike, percent: int, *, higher_is_better: bool = True) -> float:
-    """The mean of the `percent` of clients served worst: the lowest accuracies, or the highest losses."""
+    """Return the mean of the `percent` of clients that are served worst.
+
+    These have the lowest accuracies, or the highest losses.
+    """
     return _tail(values, percent, lowest=higher_is_better)
 
 
 def best(values: ArrayLike, percent: int, *, higher_is_better: bool = True) -> float:
+    """Return the mean of the `percent` of clients that are served best."""
     return _tail(values, percent, lowest=not higher_is_better)
 
 
 def improved_share(before: ArrayLike, after: ArrayLike, *, higher_is_better: bool = True) -> float:
-    """The share of clients that are served better than before; both vectors in the same order. NaN of no client."""
+    """Return the share of clients that are served better than before.
+
+    Both vectors have the clients in the same order. Without any client the result is NaN.
+    """
     old, new = _vector(before), _vector(after)
     if len(old) != len(new):
-        raise ValueError(f"found {len(old)} values before and {len(new)} after; expected the same clients in both")
+        raise ValueError(
+            f"found {len(old)} values before and {len(new)} after; "
+            "expected the same clients in both"
+        )
     return mean(new > old if higher_is_better else new < old)
 
 
 @dataclass(frozen=True)
 class Fairness:
+    """All measures of one value per client. `clients` is the number of clients."""
+
     clients: int
     mean: float
     standard_deviation: float
@@ -121,7 +151,7 @@ class Fairness:
 
     @classmethod
     def of(cls, values: ArrayLike, *, higher_is_better: bool = True) -> Fairness:
-        """All measures of one value per client; losses are given with `higher_is_better=False`."""
+        """Return all measures of one value per client. For losses, `higher_is_better` is False."""
         vector = _vector(values)
         return cls(
             clients=len(vector),

@@ -1,7 +1,8 @@
-"""Clipping and Gaussian noise: what keeps an update, or a reported number, from telling much about one client.
+"""Clip updates and add Gaussian noise, so that they reveal little about one client.
 
-Pure functions of arrays and a source of noise. A client takes its noise from the operating system's secure generator,
-byte by byte; only a simulation seeds it. Nothing is derived from a plan's seed, which the server knows.
+These are pure functions of arrays and a source of noise. A client takes every byte of its noise
+from the operating system's secure generator; only a simulation seeds it. Nothing is derived from
+the seed of a plan, which the server knows.
 """
 
 from __future__ import annotations
@@ -15,112 +16,149 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, model_validator
 
-from fairfleet.common.plan import Plan
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Vector
+from fairfleet.common.training_plan import Plan
 
-BLOCK = 1 << 16  # elements worked on at once
+BLOCK = 1 << 16  # elements processed at once
 GRID_BITS = 20  # noised values are multiples of about a millionth of the noise
 
 
 class Noise(Protocol):
+    """A source of Gaussian noise."""
+
     def normal(self, count: int) -> NDArray[np.float64]:
-        """So many independent values with mean 0 and standard deviation 1."""
+        """Return `count` independent values with mean 0 and standard deviation 1."""
 
 
 class SystemNoise:
-    """Box-Muller on bytes of the operating system: no state that could be kept, repeated or guessed."""
+    """Noise from the operating system's random bytes, by the Box-Muller transform.
+
+    It has no state that could be stored, repeated or guessed.
+    """
 
     def normal(self, count: int) -> NDArray[np.float64]:
+        """Return `count` independent values with mean 0 and standard deviation 1."""
         pairs = (count + 1) // 2
-        bits = np.frombuffer(os.urandom(16 * pairs), "<u8") >> 11  # as many as a float64 holds
-        radius = np.sqrt(-2.0 * np.log((bits[:pairs] + 1.0) * 2.0**-53))  # the logarithm's argument is never 0
+        bits = np.frombuffer(os.urandom(16 * pairs), "<u8") >> 11  # the 53 bits of a float64
+        # The addition of 1 keeps the argument of the logarithm above 0.
+        radius = np.sqrt(-2.0 * np.log((bits[:pairs] + 1.0) * 2.0**-53))
         angle = 2.0 * np.pi * 2.0**-53 * bits[pairs:]
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
 
 class SeededNoise:
-    """The same every time: for simulations, where nobody is to be protected."""
+    """Reproducible noise, for simulations, which have no client to protect."""
 
     def __init__(self, *seed: int) -> None:
         self._generator = np.random.default_rng(seed)
 
     def normal(self, count: int) -> NDArray[np.float64]:
+        """Return `count` independent values with mean 0 and standard deviation 1."""
         return self._generator.standard_normal(count)
 
 
 class ReportTerms(BaseModel):
-    """How numbers beside an update are protected: kept between 0 and a bound, with noise in proportion to it."""
+    """The protection of the numbers reported with an update.
+
+    Each number is clipped to between 0 and a bound, and gets noise in proportion to the bound.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     noise_multiplier: PositiveFloat
     loss_bound: PositiveFloat
     gradient_bound: PositiveFloat
-    accuracy: bool = False  # of training is reported too: the rule needs it
+    accuracy: bool = (
+        False  # whether the training accuracy is reported too, because the rule needs it
+    )
 
 
-class Terms(BaseModel):
-    """What a client does to its result before anything leaves it."""
+class PrivacyTerms(BaseModel):
+    """The protection that a client applies to its result before anything leaves the client."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    clip: NonNegativeFloat = 0.0  # of the update's norm; 0: the update stays as it is
+    clip: NonNegativeFloat = 0.0  # bound on the update's norm; 0: the update is not changed
     noise_multiplier: NonNegativeFloat = 0.0  # standard deviation per parameter, in units of clip
     reports: ReportTerms | None = None
 
     @model_validator(mode="after")
-    def _sense(self) -> Terms:
-        if self.noise_multiplier and not self.clip:  # else whoever looks at the multiplier alone is deceived
-            raise ValueError("noise in units of a clip of 0 is none")
+    def _check_noise_has_clip(self) -> PrivacyTerms:
+        # Otherwise code that looks only at the multiplier would believe that there is noise.
+        if self.noise_multiplier and not self.clip:
+            raise ValueError("noise in units of a clip of 0 is none; set clip above 0")
         return self
 
 
-NO_TERMS = Terms()
+NO_TERMS = PrivacyTerms()
 
 
-def shortfall(made: Terms, wanted: Terms) -> str | None:
-    """In what a result had less done to it than is wanted; None: it had as much done to it, or more."""
-    if wanted.clip and not 0 < made.clip <= wanted.clip:
-        return f"was {f'clipped to {made.clip:g}' if made.clip else 'not clipped'}, not to {wanted.clip:g}"
-    if made.noise_multiplier < wanted.noise_multiplier:
-        return f"has noise of {made.noise_multiplier:g} times its clip, not {wanted.noise_multiplier:g}"
-    return _report_shortfall(made.reports, wanted.reports) if wanted.reports else None
+def shortfall(applied: PrivacyTerms, required: PrivacyTerms) -> str | None:
+    """Describe in what a result was protected less than required.
+
+    Returns None if it was protected as much as required, or more.
+    """
+    if required.clip and not 0 < applied.clip <= required.clip:
+        clipping = f"clipped to {applied.clip:g}" if applied.clip else "not clipped"
+        return f"was {clipping}, not to {required.clip:g}"
+    if applied.noise_multiplier < required.noise_multiplier:
+        return (
+            f"has noise of {applied.noise_multiplier:g} times its clip, "
+            f"not {required.noise_multiplier:g}"
+        )
+    return _report_shortfall(applied.reports, required.reports) if required.reports else None
 
 
-def _report_shortfall(made: ReportTerms | None, wanted: ReportTerms) -> str | None:
-    if made is None:
+def _report_shortfall(applied: ReportTerms | None, required: ReportTerms) -> str | None:
+    if applied is None:
         return "was reported without noise"
-    if made.noise_multiplier < wanted.noise_multiplier:
-        return f"was reported with noise of {made.noise_multiplier:g} times each bound, not {wanted.noise_multiplier:g}"
-    if made.loss_bound > wanted.loss_bound or made.gradient_bound > wanted.gradient_bound:
-        found, bounds = (f"{terms.loss_bound:g} and {terms.gradient_bound:g}" for terms in (made, wanted))
-        return f"was reported with bounds of {found} for loss and gradient norm, not {bounds}"
+    if applied.noise_multiplier < required.noise_multiplier:
+        return (
+            f"was reported with noise of {applied.noise_multiplier:g} times each bound, "
+            f"not {required.noise_multiplier:g}"
+        )
+    if applied.loss_bound > required.loss_bound or applied.gradient_bound > required.gradient_bound:
+        return (
+            f"was reported with bounds of {_bounds(applied)} for loss and gradient norm, "
+            f"not {_bounds(required)}"
+        )
     return None
 
 
+def _bounds(terms: ReportTerms) -> str:
+    return f"{terms.loss_bound:g} and {terms.gradient_bound:g}"
+
+
 def norm(values: Vector) -> float:
-    """In float64, whatever the length."""
-    return math.sqrt(sum(float(np.dot(part, part)) for part in (block.astype(np.float64) for block in _blocks(values))))
+    """Return the Euclidean norm, computed in float64."""
+    wide_blocks = (block.astype(np.float64) for block in _blocks(values))
+    return math.sqrt(sum(float(np.dot(block, block)) for block in wide_blocks))
 
 
 def clip(values: Vector, bound: float) -> float:
-    """Shortens the vector in place to at most `bound`, float32 rounding included; how long it was."""
-    before = length = norm(values)
-    if not math.isfinite(before):
+    """Shorten a vector in place to a norm of at most `bound`, and return its norm before.
+
+    The bound holds exactly, rounding to float32 included. Raises ValueError if a value is not
+    finite.
+    """
+    norm_before = length = norm(values)
+    if not math.isfinite(norm_before):
         raise ValueError("a vector with values that are not finite has no norm to be clipped")
-    room, margin = 1.0, 1e-6
+    factor, margin = 1.0, 1e-6
     while length > bound:
-        np.multiply(values, np.float32(room * bound / length), out=values)
+        np.multiply(values, np.float32(factor * bound / length), out=values)
         length = norm(values)
-        room, margin = max(room - margin, 0.0), 8 * margin  # rounding may leave it a trifle too long; this ends, at 0
-    return before
+        # Rounding may leave the vector slightly too long. The factor reaches 0, so this ends.
+        factor, margin = max(factor - margin, 0.0), 8 * margin
+    return norm_before
 
 
 def add_noise(values: Vector, deviation: float, noise: Noise) -> None:
-    """In place: Gaussian noise in float64, then onto a grid.
+    """Add Gaussian noise of a standard deviation in place, in float64, and round to a grid.
 
-    The grid hides in which bits the floating-point noise is not quite Gaussian (Mironov 2012).
+    The low bits of floating-point noise are not quite Gaussian; the grid hides them
+    (Mironov 2012).
     """
     if deviation == 0.0:
         return
@@ -129,10 +167,11 @@ def add_noise(values: Vector, deviation: float, noise: Noise) -> None:
         block[:] = np.rint((block + deviation * noise.normal(len(block))) / grid) * grid
 
 
-def protect_update(received: Model, trained: Model, terms: Terms, noise: Noise) -> None:
-    """Replaces the trained parameters, in place, by those that differ from the received ones by a protected update.
+def protect_update(received: Model, trained: Model, terms: PrivacyTerms, noise: Noise) -> None:
+    """Replace the trained parameters in place, so that the update becomes a protected update.
 
-    Whatever is made of them (update, codec, residual) is then computed from the protected update alone.
+    Everything derived from them later (update, encoding, residual) then depends on the protected
+    update alone.
     """
     if not terms.clip:
         return
@@ -141,20 +180,29 @@ def protect_update(received: Model, trained: Model, terms: Terms, noise: Noise) 
     np.subtract(received.parameters, update, out=trained.parameters)
 
 
-def protect(update: Vector, terms: Terms, noise: Noise) -> None:
-    """Clips an update and adds the noise, in place."""
+def protect(update: Vector, terms: PrivacyTerms, noise: Noise) -> None:
+    """Clip an update and add the noise, in place."""
     clip(update, terms.clip)
     add_noise(update, terms.noise_multiplier * terms.clip, noise)
 
 
 def blurred(value: float, bound: float, multiplier: float, noise: Noise) -> float:
-    """A number between 0 and `bound`, with noise, and again between them: what rules and reports can take."""
+    """Return a number with noise, clipped to between 0 and `bound` before and after.
+
+    Rules and reports accept the result.
+    """
     inside = min(max(value, 0.0), bound)
     return float(min(max(inside + multiplier * bound * float(noise.normal(1)[0]), 0.0), bound))
 
 
-def protected_report(report: TrainReport, plan: Plan, terms: ReportTerms, noise: Noise) -> TrainReport:
-    """What a rule may need, noised; what the plan says already; and nothing else: no count of samples, no time."""
+def protected_report(
+    report: TrainReport, plan: Plan, terms: ReportTerms, noise: Noise
+) -> TrainReport:
+    """Return a report with only what the server may know.
+
+    That is what a rule may need, with noise, and what the plan contains already. The number of
+    samples and the duration are left out.
+    """
     loss = blurred(report.loss_before, terms.loss_bound, terms.noise_multiplier, noise)
     gradient, accuracy = report.gradient_norm, report.accuracy
     return TrainReport(
@@ -173,12 +221,17 @@ def protected_report(report: TrainReport, plan: Plan, terms: ReportTerms, noise:
 
 
 def protected_evaluation(evaluation: Evaluation, terms: ReportTerms, noise: Noise) -> Evaluation:
-    """Loss and accuracy of the federation's model, noised. A personal model is nobody's business then."""
-    known = evaluation.accuracy
+    """Return loss and accuracy of the federation's model with noise.
+
+    The results of a personal model are left out.
+    """
+    accuracy = evaluation.accuracy
     return Evaluation(
         samples=1,
         loss=blurred(evaluation.loss, terms.loss_bound, terms.noise_multiplier, noise),
-        accuracy=None if known is None else blurred(known, 1.0, terms.noise_multiplier, noise),
+        accuracy=None
+        if accuracy is None
+        else blurred(accuracy, 1.0, terms.noise_multiplier, noise),
     )
 
 

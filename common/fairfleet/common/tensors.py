@@ -1,7 +1,8 @@
-"""A model as three flat vectors (parameters, buffers, counters) and the signature that names their parts.
+"""Models as three flat vectors (parameters, buffers, counters) and a signature of their tensors.
 
-Server, wire and store know a model only in this form. Floats are float32 whatever the training
-framework's type, counters int64; named arrays are views of the flat vectors, so that naming costs no copy.
+Server, wire and store use a model only in this form. Floats are float32 whatever the type in the
+training framework, and counters are int64. Named arrays are views of the flat vectors, so naming
+them costs no copy.
 """
 
 from __future__ import annotations
@@ -29,20 +30,26 @@ Arrays = Mapping[str, NDArray[Any]]
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 INTEGERS = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64"})
-STATISTICS = ("running_mean", "running_var")  # how every framework we know names batch-norm buffers
+# The names of batch-norm buffers in every framework that we know.
+STATISTICS = ("running_mean", "running_var")
 
 
 class Section(enum.IntEnum):
+    """The part of a model that a tensor belongs to. The values are those of the wire."""
+
     PARAMETERS = 1
     BUFFERS = 2
     COUNTERS = 3
 
 
-ON_DISK = (Section.COUNTERS, Section.PARAMETERS, Section.BUFFERS)  # the wider first, so that all are aligned
+# The order of the sections in a file: the widest type comes first, so that all are aligned.
+ON_DISK = (Section.COUNTERS, Section.PARAMETERS, Section.BUFFERS)
 
 
 @dataclass(frozen=True)
 class TensorSpec:
+    """The name, shape, type in the training framework, section and layer of one tensor."""
+
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -51,6 +58,7 @@ class TensorSpec:
 
     @property
     def size(self) -> int:
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -59,7 +67,10 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """Which tensors a model has, in the order of the flat vectors."""
+    """The tensors of a model, in the order of the flat vectors.
+
+    Raises BadRequest if two tensors have the same name, or a type does not fit its section.
+    """
 
     tensors: tuple[TensorSpec, ...]
 
@@ -68,58 +79,75 @@ class Signature:
         if len(set(names)) != len(names):
             raise BadRequest("a model's tensors must have distinct names; one name is there twice")
         for tensor in self.tensors:
-            known = INTEGERS if tensor.section is Section.COUNTERS else FLOATS
-            if tensor.dtype not in known:
+            allowed = INTEGERS if tensor.section is Section.COUNTERS else FLOATS
+            if tensor.dtype not in allowed:
                 kind = tensor.section.name.lower()
-                raise BadRequest(f"tensor {short(tensor)}: {kind} must be one of {sorted(known)}")
+                raise BadRequest(f"tensor {short(tensor)}: {kind} must be one of {sorted(allowed)}")
 
     def size(self, section: Section) -> int:
+        """Return the number of elements in a section."""
         return self._sizes[section]
 
     @cached_property
     def _sizes(self) -> dict[Section, int]:
-        return {section: sum(t.size for t in self.tensors if t.section is section) for section in Section}
+        return {
+            section: sum(t.size for t in self.tensors if t.section is section)
+            for section in Section
+        }
 
     def spans(self, section: Section) -> Iterator[tuple[TensorSpec, slice]]:
-        at = 0
+        """Yield the tensors of a section, each with its place in the section's vector."""
+        start = 0
         for tensor in self.tensors:
             if tensor.section is section:
-                yield tensor, slice(at, at + tensor.size)
-                at += tensor.size
+                yield tensor, slice(start, start + tensor.size)
+                start += tensor.size
 
-    def difference(self, other: Signature) -> str | None:
-        """The first way in which `other` is not this model, in words; the order does not matter."""
-        mine = {tensor.name: tensor for tensor in self.tensors}
-        theirs = {tensor.name: tensor for tensor in other.tensors}
-        for name, tensor in mine.items():
-            if name not in theirs:
-                return f"tensor {tensor} is missing"
-            found = theirs[name]
-            if (found.shape, found.dtype, found.section) != (tensor.shape, tensor.dtype, tensor.section):
-                return f"found tensor {short(found)}, expected {tensor}"
-        extra = sorted(theirs.keys() - mine.keys())
-        return f"found unexpected tensor {short(theirs[extra[0]])}" if extra else None
+    def difference(self, actual: Signature) -> str | None:
+        """Describe the first way in which `actual` differs from this signature.
+
+        Returns None if both have the same tensors. The order of the tensors does not matter.
+        """
+        expected_specs = {tensor.name: tensor for tensor in self.tensors}
+        actual_specs = {tensor.name: tensor for tensor in actual.tensors}
+        for name, expected in expected_specs.items():
+            if name not in actual_specs:
+                return f"tensor {expected} is missing"
+            if not _is_same_tensor(actual_specs[name], expected):
+                return f"found tensor {short(actual_specs[name])}, expected {expected}"
+        extra = sorted(actual_specs.keys() - expected_specs.keys())
+        return f"found unexpected tensor {short(actual_specs[extra[0]])}" if extra else None
 
     def to_json(self) -> str:
+        """Return the signature as JSON text."""
         return json.dumps([asdict(tensor) for tensor in self.tensors])
 
     @classmethod
     def from_json(cls, text: str) -> Signature:
+        """Return the signature that `to_json` wrote."""
         return cls(
             tuple(
-                TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], Section(t["section"]), t["layer"])
+                TensorSpec(
+                    t["name"], tuple(t["shape"]), t["dtype"], Section(t["section"]), t["layer"]
+                )
                 for t in json.loads(text)
             )
         )
 
 
+def _is_same_tensor(a: TensorSpec, b: TensorSpec) -> bool:
+    return (a.shape, a.dtype, a.section) == (b.shape, b.dtype, b.section)
+
+
 def layer_of(name: str) -> str:
-    """`encoder.0.weight` and `encoder.0.bias` are of layer `encoder.0`."""
+    """Return the layer of a tensor: `encoder.0` for `encoder.0.weight` and `encoder.0.bias`."""
     return name.rpartition(".")[0] or name
 
 
 @dataclass(frozen=True)
 class Model:
+    """A model: its signature, and one flat vector for each section."""
+
     signature: Signature
     parameters: Vector
     buffers: Vector
@@ -127,6 +155,7 @@ class Model:
 
     @classmethod
     def empty(cls, signature: Signature) -> Model:
+        """Return a model of this signature whose values are all zero."""
         return cls(
             signature,
             np.zeros(signature.size(Section.PARAMETERS), np.float32),
@@ -135,10 +164,15 @@ class Model:
         )
 
     @classmethod
-    def of(cls, parameters: Arrays, buffers: Arrays | None = None, dtypes: Mapping[str, str] | None = None) -> Model:
-        """A model from named arrays; integer buffers become counters.
+    def of(
+        cls,
+        parameters: Arrays,
+        buffers: Arrays | None = None,
+        dtypes: Mapping[str, str] | None = None,
+    ) -> Model:
+        """Return a model made of named arrays. Integer buffers become counters.
 
-        `dtypes` names the framework's own types where numpy has none (bfloat16).
+        `dtypes` gives the framework's own type of a tensor where numpy has none (bfloat16).
         """
         specs, buffers = [], buffers or {}
         for named, trained in ((parameters, True), (buffers, False)):
@@ -153,6 +187,7 @@ class Model:
         return model
 
     def vector(self, section: Section) -> NDArray[Any]:
+        """Return the flat vector of a section."""
         match section:
             case Section.PARAMETERS:
                 return self.parameters
@@ -162,7 +197,7 @@ class Model:
                 return self.counters
 
     def named(self) -> dict[str, NDArray[Any]]:
-        """Every tensor by name, as a view."""
+        """Return every tensor by name, as a view of the flat vectors."""
         return {
             tensor.name: self.vector(section)[span].reshape(tensor.shape)
             for section in Section
@@ -170,36 +205,36 @@ class Model:
         }
 
     def assign(self, arrays: Arrays) -> None:
-        """Copies every tensor in from named arrays; names and shapes must be those of the signature."""
+        """Copy every tensor from named arrays.
+
+        Raises BadRequest if the names or shapes are not those of the signature.
+        """
         views = self.named()
         if views.keys() != arrays.keys():
-            odd = sorted(views.keys() ^ arrays.keys())[0]
-            found = "is missing" if odd in views else "is not part of the model"
-            raise BadRequest(f"tensor {short(odd)} {found}; the model has {len(views)} tensors")
+            name = sorted(views.keys() ^ arrays.keys())[0]
+            problem = "is missing" if name in views else "is not part of the model"
+            raise BadRequest(f"tensor {short(name)} {problem}; the model has {len(views)} tensors")
         for name, view in views.items():
             if arrays[name].shape != view.shape:
-                raise BadRequest(f"tensor {name} has shape {arrays[name].shape}; the model expects {view.shape}")
+                raise BadRequest(
+                    f"tensor {name} has shape {arrays[name].shape}; the model expects {view.shape}"
+                )
             np.copyto(view, arrays[name], casting="unsafe")
 
-    def overwrite(self, other: Model) -> None:
-        """With another model of the same signature."""
+    def overwrite(self, source: Model) -> None:
+        """Copy all values of another model of the same signature into this one."""
         for section in Section:
-            self.vector(section)[:] = other.vector(section)
+            self.vector(section)[:] = source.vector(section)
 
     def save(self, path: Path, **metadata: str) -> None:
-        """A safetensors file. Written by hand, because the library first copies every tensor: here, a whole model.
+        """Write a safetensors file.
 
-        Writes over what is there: a file that has its blocks already costs half as much.
+        The library would first copy every tensor, here a complete model, so this method writes
+        the format itself. It overwrites an existing file in place: a file that already has its
+        blocks costs half as much.
         """
-        header: dict[str, Any] = {"__metadata__": {"fairfleet": self.signature.to_json(), **metadata}}
-        at = 0
-        for section in ON_DISK:
-            dtype, width = ("I64", 8) if section is Section.COUNTERS else ("F32", 4)
-            for tensor, _ in self.signature.spans(section):
-                offsets = [at, at + width * tensor.size]
-                header[tensor.name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": offsets}
-                at = offsets[1]
-        text = json.dumps(header).encode()
+        fields = {"fairfleet": self.signature.to_json(), **metadata}
+        text = json.dumps({"__metadata__": fields, **self._tensor_headers()}).encode()
         text += b" " * (-len(text) % 8)
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
             write_all(file, struct.pack("<Q", len(text)) + text)
@@ -207,9 +242,29 @@ class Model:
                 write_all(file, self.vector(section).view(np.uint8).data)
             file.truncate()
 
+    def _tensor_headers(self) -> dict[str, Any]:
+        """Return the entry of every tensor in the header of a safetensors file."""
+        headers: dict[str, Any] = {}
+        start = 0
+        for section in ON_DISK:
+            dtype, width = ("I64", 8) if section is Section.COUNTERS else ("F32", 4)
+            for tensor, _ in self.signature.spans(section):
+                end = start + width * tensor.size
+                headers[tensor.name] = {
+                    "dtype": dtype,
+                    "shape": tensor.shape,
+                    "data_offsets": [start, end],
+                }
+                start = end
+        return headers
+
     @classmethod
     def load(cls, path: Path) -> tuple[Model, dict[str, str]]:
-        """A model and the file's metadata; a plain safetensors file of any origin is understood as well."""
+        """Return the model and the metadata of a safetensors file.
+
+        A file from another program is read as well: integers and batch-norm statistics become
+        buffers or counters. Raises UsageError if the file is missing or damaged.
+        """
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
@@ -220,14 +275,20 @@ class Model:
             model = cls.empty(Signature.from_json(metadata["fairfleet"]))
             model.assign(arrays)
             return model, metadata
-        buffers = {n: a for n, a in arrays.items() if str(a.dtype) in INTEGERS or n.endswith(STATISTICS)}
-        return cls.of({n: a for n, a in arrays.items() if n not in buffers}, buffers), metadata
+        buffers = {
+            name: array
+            for name, array in arrays.items()
+            if str(array.dtype) in INTEGERS or name.endswith(STATISTICS)
+        }
+        parameters = {name: array for name, array in arrays.items() if name not in buffers}
+        return cls.of(parameters, buffers), metadata
 
 
 def add_change(before: Model, change: Model, halvings: int, out: Model) -> None:
-    """`before` plus 2^-halvings of a change, with the change's buffers; `out` may be the change itself.
+    """Write `before` plus 2^-halvings of a change to `out`, with the change's buffers and counters.
 
-    The same bits wherever it is computed: an exact product and a rounded sum per value.
+    `out` may be the change itself. Every machine computes the same bits: each value is an exact
+    product and one rounded sum.
     """
     scaled = change.parameters
     if halvings:
@@ -238,7 +299,10 @@ def add_change(before: Model, change: Model, halvings: int, out: Model) -> None:
 
 
 def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    """An unbuffered write may take less than it is given, above 2 GiB always."""
-    left = memoryview(data)
-    while len(left):
-        left = left[file.write(left) :]
+    """Write all of the data to an unbuffered file.
+
+    A single unbuffered write may write less than it is given, and above 2 GiB always does.
+    """
+    remaining = memoryview(data)
+    while len(remaining):
+        remaining = remaining[file.write(remaining) :]

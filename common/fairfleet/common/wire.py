@@ -1,40 +1,53 @@
-"""Between our types and the generated messages, one function each way. Beside this, only services know the latter."""
+"""Convert between our types and the generated messages, with one function for each direction.
+
+Apart from this module, only the gRPC services and their callers use the generated classes. Every
+`*_in` function checks what a peer sent, and raises BadRequest if the message is not usable.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from google.protobuf.message import Message
 from pydantic import ValidationError
 
 from fairfleet.common.errors import BadReport, BadRequest, short
-from fairfleet.common.plan import Plan
-from fairfleet.common.privacy import ReportTerms, Terms
-from fairfleet.common.reports import Evaluation, TrainReport
+from fairfleet.common.privacy import PrivacyTerms, ReportTerms
+from fairfleet.common.reports import MAX_LOSS, Evaluation, TrainReport
 from fairfleet.common.tensors import Section, Signature, TensorSpec
+from fairfleet.common.training_plan import Plan
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import model_pb2
 
 PROTOCOL_VERSION = 1
-MOST_DIMENSIONS = 64  # as in numpy
-MISTAKES_TOLD = 5
-UPLOAD_METADATA = "fairfleet-upload-bin"  # of an upload that was opened: its token
-ANNOUNCED_METADATA = "fairfleet-announced-bin"  # of one that is opened and sent in one call: its OpenUploadRequest
-TASK_METADATA = "fairfleet-task-bin"  # at the end of TakeTask: the NextTaskResponse
-RETRY_METADATA = "fairfleet-retry-seconds"  # of an error after which the same call may succeed: when
-ERROR_METADATA = "fairfleet-error"  # goes with every error that is the server's own word, and with no other
+MAX_DIMENSIONS = 64  # the limit of numpy
+MOST_HALVINGS = 64  # of a step that clients evaluate
+MAX_MISTAKES_SHOWN = 5
+
+# Names of gRPC metadata.
+UPLOAD_METADATA = "fairfleet-upload-bin"  # the token of an opened upload
+# The OpenUploadRequest of an upload that is opened and sent in one call.
+ANNOUNCED_METADATA = "fairfleet-announced-bin"
+TASK_METADATA = "fairfleet-task-bin"  # the NextTaskResponse, at the end of TakeTask
+RETRY_METADATA = "fairfleet-retry-seconds"  # when the same call may succeed, with an error
+# The digest of the update that has the receipt, when another update is refused because of it.
+STANDING_METADATA = "fairfleet-standing-bin"
+# Sent with every error that the server itself reports, and with no error that gRPC reports.
+ERROR_METADATA = "fairfleet-error"
 
 _SOLVERS = {"sgd": pb.SOLVER_SGD, "adam": pb.SOLVER_ADAM}
 
 
 def signature_out(signature: Signature) -> model_pb2.Signature:
+    """Return the message of a model's signature."""
     return model_pb2.Signature(
         tensors=[
             model_pb2.TensorSpec(
                 name=t.name,
                 shape=t.shape,
                 dtype=t.dtype,
-                section=int(t.section),  # type: ignore[arg-type]  # the generated enum's type is its own
+                section=int(t.section),  # type: ignore[arg-type]  # the generated enum's own type
                 layer=t.layer,
             )
             for t in signature.tensors
@@ -43,22 +56,32 @@ def signature_out(signature: Signature) -> model_pb2.Signature:
 
 
 def signature_in(message: model_pb2.Signature) -> Signature:
-    most = max((len(t.shape) for t in message.tensors), default=0)
-    if most > MOST_DIMENSIONS:  # before sizes of such are multiplied, or written into a message
-        raise BadRequest(f"the signature has a tensor of {most} dimensions; at most {MOST_DIMENSIONS} are allowed")
+    """Return the signature of a message. Raises BadRequest if it is not usable."""
+    # Check the number of dimensions before their product is computed or quoted in a message.
+    dimensions = max((len(t.shape) for t in message.tensors), default=0)
+    if dimensions > MAX_DIMENSIONS:
+        raise BadRequest(
+            f"the signature has a tensor of {dimensions} dimensions; "
+            f"at most {MAX_DIMENSIONS} are allowed"
+        )
     try:
         return Signature(
-            tuple(TensorSpec(t.name, tuple(t.shape), t.dtype, Section(t.section), t.layer) for t in message.tensors)
+            tuple(
+                TensorSpec(t.name, tuple(t.shape), t.dtype, Section(t.section), t.layer)
+                for t in message.tensors
+            )
         )
     except ValueError as error:
         raise BadRequest(f"the signature names a section that does not exist: {error}") from None
 
 
 def report_out(report: TrainReport) -> pb.TrainReport:
+    """Return the message of a training report."""
     return pb.TrainReport(**report.model_dump(exclude_none=True))
 
 
 def report_in(message: pb.TrainReport) -> TrainReport:
+    """Return the training report of a message. Raises BadReport if it is not usable."""
     try:
         return TrainReport(**_fields(message))
     except ValidationError as error:
@@ -66,48 +89,69 @@ def report_in(message: pb.TrainReport) -> TrainReport:
 
 
 def evaluation_out(evaluation: Evaluation) -> pb.Evaluation:
+    """Return the message of an evaluation."""
     return pb.Evaluation(**evaluation.model_dump(exclude_none=True))
 
 
 def evaluation_in(message: pb.Evaluation) -> Evaluation:
+    """Return the evaluation of a message. Raises BadRequest if it is not usable.
+
+    Losses are clipped to MAX_LOSS: a model that diverges is not the client's mistake.
+    """
+    fields = _fields(message)
+    for name in ("loss", "personal_loss"):
+        if name in fields and math.isfinite(fields[name]):
+            fields[name] = min(max(fields[name], -MAX_LOSS), MAX_LOSS)
     try:
-        return Evaluation(**_fields(message))
+        return Evaluation(**fields)
     except ValidationError as error:
         raise BadRequest(f"the evaluation is not usable: {_mistakes(error)}") from None
 
 
 def plan_out(plan: Plan) -> pb.Plan:
+    """Return the message of a training plan. A plan without a length becomes one epoch."""
     fields = plan.model_dump(exclude={"solver", "epochs"})
-    return pb.Plan(**fields, epochs=0 if plan.steps else max(plan.epochs, 1), solver=_SOLVERS[plan.solver])
+    return pb.Plan(
+        **fields, epochs=0 if plan.steps else max(plan.epochs, 1), solver=_SOLVERS[plan.solver]
+    )
 
 
 def plan_in(message: pb.Plan) -> Plan:
+    """Return the training plan of a message. Raises BadRequest if it is not usable."""
     fields = _fields(message)
-    solver = next((name for name, value in _SOLVERS.items() if value == message.solver), str(message.solver))
+    solver = next(
+        (name for name, value in _SOLVERS.items() if value == message.solver), str(message.solver)
+    )
     try:
         return Plan(**{**fields, "solver": solver})
     except ValidationError as error:
         raise BadRequest(f"the server's plan is not usable: {_mistakes(error)}") from None
 
 
-def privacy_out(terms: Terms | None) -> pb.Privacy | None:
+def privacy_out(terms: PrivacyTerms | None) -> pb.Privacy | None:
+    """Return the message of privacy terms, or None if there are none."""
     if terms is None:
         return None
     reports = pb.ReportNoise(**terms.reports.model_dump()) if terms.reports else None
     return pb.Privacy(clip=terms.clip, noise_multiplier=terms.noise_multiplier, reports=reports)
 
 
-def privacy_in(message: pb.Privacy) -> Terms:
-    """Where it is left out, nothing is to be done, or was."""
+def privacy_in(message: pb.Privacy) -> PrivacyTerms:
+    """Return the privacy terms of a message. Raises BadRequest if they are not usable.
+
+    A field that is left out means that this protection is not required, or was not applied.
+    """
     try:
         reports = ReportTerms(**_fields(message.reports)) if message.HasField("reports") else None
-        return Terms(clip=message.clip, noise_multiplier=message.noise_multiplier, reports=reports)
+        return PrivacyTerms(
+            clip=message.clip, noise_multiplier=message.noise_multiplier, reports=reports
+        )
     except ValidationError as error:
         raise BadRequest(f"the terms of privacy are not usable: {_mistakes(error)}") from None
 
 
 def _fields(message: Message) -> dict[str, Any]:
-    """By name, without optional ones that are left out."""
+    """Return the fields by name, without optional fields that are left out."""
     return {
         field.name: getattr(message, field.name)
         for field in message.DESCRIPTOR.fields
@@ -116,6 +160,9 @@ def _fields(message: Message) -> dict[str, Any]:
 
 
 def _mistakes(error: ValidationError) -> str:
-    """What came from a peer may be as long as a message: it is not sent back whole."""
-    found = error.errors()[:MISTAKES_TOLD]
-    return "; ".join(f"{'.'.join(map(str, m['loc']))}: {m['msg']}, found {short(repr(m['input']))}" for m in found)
+    """Describe the first mistakes. A peer's values may be long, so they are shortened."""
+    return "; ".join(
+        f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']}, "
+        f"found {short(repr(mistake['input']))}"
+        for mistake in error.errors()[:MAX_MISTAKES_SHOWN]
+    )

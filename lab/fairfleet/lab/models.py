@@ -1,7 +1,8 @@
-"""The models of the papers by name: `softmax`, `mlp:200,200`, `cnn-fedfv`, `resnet18-gn`, `vgg11`, `char-lstm`, …
+"""The models of the papers by name, such as `softmax`, `mlp:200,200`, `cnn-fedfv` and `vgg11`.
 
-A model starts from its seed alone: the global random state is neither used nor changed. None has batch normalisation,
-whose running means belong to no client in particular.
+The first parameters of a model depend on its seed alone: the global random state is neither used
+nor changed. No model has batch normalisation, because its running means belong to no client in
+particular.
 """
 
 from __future__ import annotations
@@ -15,125 +16,150 @@ from torch import Tensor, nn
 
 from fairfleet.common.errors import UsageError
 
-GROUPS = 32  # of group normalisation, as its authors have it
-EMBEDDING, HIDDEN = 8, 256  # of the character model, as in LEAF
+GROUPS = 32  # Groups of a group normalisation, as its authors recommend.
+EMBEDDING, HIDDEN = 8, 256  # Sizes in the character model, as in LEAF.
 IMAGE_AXES = 3
 
 
-class Wanted(NamedTuple):
-    """What a model is asked for."""
+class ModelRequest(NamedTuple):
+    """The description of the model to build."""
 
     name: str
-    parameter: str | None  # the text after a colon
-    shape: tuple[int, ...]  # of one sample
+    parameter: str | None  # The text after the colon in the name.
+    shape: tuple[int, ...]  # The shape of one sample.
     classes: int
 
     def numbers(self, default: list[int]) -> list[int]:
+        """Return the numbers after the colon, or `default`. Raises UsageError if one is below 1."""
         if self.parameter is None:
             return default
-        found = [int(part) if part.strip().isdecimal() else 0 for part in self.parameter.split(",")]
-        if min(found) < 1:
+        parts = self.parameter.split(",")
+        numbers = [int(part) if part.strip().isdecimal() else 0 for part in parts]
+        if min(numbers) < 1:
             raise UsageError(
-                f"{self.name} takes whole numbers from 1, as in {self.name}:200,200 (found {self.parameter!r})"
+                f"{self.name} takes whole numbers from 1, as in {self.name}:200,200 "
+                f"(found {self.parameter!r})"
             )
-        return found
+        return numbers
 
     def channels(self) -> int:
+        """Return the number of channels. Raises UsageError if the samples are not images."""
         if len(self.shape) != IMAGE_AXES:
             raise UsageError(
-                f"{self.name} takes images of channels x height x width, not samples of shape {self.shape}"
+                f"{self.name} takes images of channels x height x width, "
+                f"not samples of shape {self.shape}"
             )
         return self.shape[0]
 
 
 def model(name: str, input_shape: Sequence[int], classes: int, seed: int = 0) -> nn.Module:
-    """The model of this name with its first parameters. Its outputs are logits, unless the name says otherwise:
+    """Return the model of this name with its first parameters.
 
-    `+probabilities` ends it with a softmax (FedFV's tables put cross entropy on top of one), `+zero-bias` starts all
-    biases at zero, `+zero` all parameters.
+    Its outputs are logits, unless the name ends with `+probabilities`, which adds a softmax
+    (FedFV's tables apply cross entropy to its output). `+zero-bias` starts all biases at zero, and
+    `+zero` all parameters. Raises UsageError for an unknown name or samples that do not fit.
     """
     base, *endings = name.split("+")
     kind, colon, numbers = base.partition(":")
-    if kind not in MODELS or (colon and kind not in TAKE_NUMBERS) or not set(endings) <= ENDINGS.keys():
+    is_known = kind in MODELS and set(endings) <= ENDINGS.keys()
+    if not is_known or (colon and kind not in TAKE_NUMBERS):
         raise UsageError(
-            f"there is no model {name!r}; there are {', '.join(MODELS)}, and each may end with +{', +'.join(ENDINGS)}; "
-            f"numbers after a colon are for {', '.join(TAKE_NUMBERS)}"
+            f"there is no model {name!r}; there are {', '.join(MODELS)}, and each may end with "
+            f"+{', +'.join(ENDINGS)}; numbers after a colon are for {', '.join(TAKE_NUMBERS)}"
         )
+    request = ModelRequest(kind, numbers if colon else None, tuple(input_shape), classes)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        made = MODELS[kind](Wanted(kind, numbers if colon else None, tuple(input_shape), classes))
+        module = MODELS[kind](request)
     for ending in endings:
-        made = ENDINGS[ending](made)
-    return made
+        module = ENDINGS[ending](module)
+    return module
 
 
-def parameter_count(made: nn.Module) -> int:
-    return sum(tensor.numel() for tensor in made.parameters())
+def softmax(request: ModelRequest) -> nn.Module:
+    """Build multinomial logistic regression."""
+    return nn.Sequential(nn.Flatten(), *_linear([_product(request.shape), request.classes]))
 
 
-def softmax(wanted: Wanted) -> nn.Module:
-    """Multinomial logistic regression."""
-    return nn.Sequential(nn.Flatten(), *_linear([_product(wanted.shape), wanted.classes]))
-
-
-def mlp(wanted: Wanted) -> nn.Module:
-    """Fully connected; hidden layers of the sizes given, each with a ReLU."""
-    sizes = [_product(wanted.shape), *wanted.numbers([200, 200]), wanted.classes]
+def mlp(request: ModelRequest) -> nn.Module:
+    """Build fully connected layers, with hidden layers of the given sizes and ReLU."""
+    sizes = [_product(request.shape), *request.numbers([200, 200]), request.classes]
     return nn.Sequential(nn.Flatten(), *_linear(sizes))
 
 
-def cnn_fedfv(wanted: Wanted) -> nn.Module:
-    """Two 5 x 5 convolutions of 64 and three linear layers: the CNN for CIFAR-10 in FedFV's and FedLF's code."""
-    channels = wanted.channels()
-    return _classifier(wanted, [*_convolution(channels, 64, 5), *_convolution(64, 64, 5)], [384, 192])
+def cnn_fedfv(request: ModelRequest) -> nn.Module:
+    """Build the CNN for CIFAR-10 in FedFV's and FedLF's code.
+
+    It has two 5 x 5 convolutions of 64 channels and three linear layers.
+    """
+    channels = request.channels()
+    return _classifier(
+        request, [*_convolution(channels, 64, 5), *_convolution(64, 64, 5)], [384, 192]
+    )
 
 
-def cnn_mcmahan(wanted: Wanted) -> nn.Module:
-    """The CNN of the paper that introduced federated averaging."""
-    channels = wanted.channels()
-    return _classifier(wanted, [*_convolution(channels, 32, 5, 2), *_convolution(32, 64, 5, 2)], [512])
+def cnn_mcmahan(request: ModelRequest) -> nn.Module:
+    """Build the CNN of the paper that introduced federated averaging."""
+    channels = request.channels()
+    return _classifier(
+        request, [*_convolution(channels, 32, 5, 2), *_convolution(32, 64, 5, 2)], [512]
+    )
 
 
-def cnn_leaf(wanted: Wanted) -> nn.Module:
-    """LEAF's CNN for FEMNIST: McMahan's with a wider linear layer."""
-    channels = wanted.channels()
-    return _classifier(wanted, [*_convolution(channels, 32, 5, 2), *_convolution(32, 64, 5, 2)], [2048])
+def cnn_leaf(request: ModelRequest) -> nn.Module:
+    """Build LEAF's CNN for FEMNIST, which is McMahan's with a wider linear layer."""
+    channels = request.channels()
+    return _classifier(
+        request, [*_convolution(channels, 32, 5, 2), *_convolution(32, 64, 5, 2)], [2048]
+    )
 
 
-def vgg11(wanted: Wanted) -> nn.Module:
-    """VGG configuration A with one linear layer, without batch normalisation; so deep, it needs He's initialisation."""
+def vgg11(request: ModelRequest) -> nn.Module:
+    """Build VGG configuration A with one linear layer and without batch normalisation.
+
+    A network of this depth needs He's initialisation.
+    """
     layers: list[nn.Module] = []
-    channels = wanted.channels()
+    channels = request.channels()
     for width in (64, None, 128, None, 256, 256, None, 512, 512, None, 512, 512, None):
         if width is None:
             layers.append(nn.MaxPool2d(2))
         else:
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
             channels = width
-    made = _classifier(wanted, layers, [])
+    module = _classifier(request, layers, [])
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
-    return made
+    return module
 
 
-def resnet18_gn(wanted: Wanted) -> nn.Module:
-    """ResNet-18 for small images (no pooling at the start), with group instead of batch normalisation."""
-    stem = [nn.Conv2d(wanted.channels(), 64, 3, padding=1, bias=False), nn.GroupNorm(GROUPS, 64), nn.ReLU()]
+def resnet18_gn(request: ModelRequest) -> nn.Module:
+    """Build ResNet-18 for small images, with group instead of batch normalisation.
+
+    Unlike the original, it has no pooling at the start.
+    """
+    stem = [
+        nn.Conv2d(request.channels(), 64, 3, padding=1, bias=False),
+        nn.GroupNorm(GROUPS, 64),
+        nn.ReLU(),
+    ]
     blocks = [
-        Residual(before, after, stride)
+        ResidualBlock(before, after, stride)
         for before, after, stride in [
             (64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1),
             (128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1),
         ]
     ]  # fmt: skip
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, wanted.classes))
+    return nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, request.classes)
+    )
 
 
-class Residual(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut."""
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions with a shortcut around them."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -144,22 +170,26 @@ class Residual(nn.Module):
             nn.Conv2d(after, after, 3, padding=1, bias=False),
             nn.GroupNorm(GROUPS, after),
         )
-        same = before == after and stride == 1
-        self.shortcut = nn.Identity() if same else nn.Sequential(
+        keeps_shape = before == after and stride == 1
+        self.shortcut = nn.Identity() if keeps_shape else nn.Sequential(
             nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(GROUPS, after)
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the sum of the convolutions and the shortcut after a ReLU."""
         return torch.relu(self.body(x) + self.shortcut(x))
 
 
-def char_lstm(wanted: Wanted) -> nn.Module:
-    """LEAF's model of the next character; `char-lstm:96` has a vocabulary that differs from the classes."""
-    return CharacterLstm(wanted.numbers([wanted.classes])[0], wanted.classes)
+def char_lstm(request: ModelRequest) -> nn.Module:
+    """Build LEAF's model of the next character.
+
+    `char-lstm:96` has a vocabulary of 96, which may differ from the number of classes.
+    """
+    return CharacterLstm(request.numbers([request.classes])[0], request.classes)
 
 
 class CharacterLstm(nn.Module):
-    """Two layers of LSTM over embedded characters; what it says after the last one."""
+    """Two LSTM layers over embedded characters; the output is that after the last character."""
 
     def __init__(self, vocabulary: int, classes: int) -> None:
         super().__init__()
@@ -168,13 +198,14 @@ class CharacterLstm(nn.Module):
         self.output = nn.Linear(HIDDEN, classes)
 
     def forward(self, characters: Tensor) -> Tensor:
+        """Return the logits of the next character, with shape (samples, classes)."""
         states, _ = self.lstm(self.embedding(characters))
-        said: Tensor = self.output(states[:, -1])
-        return said
+        logits: Tensor = self.output(states[:, -1])
+        return logits
 
 
 def _linear(sizes: Sequence[int]) -> list[nn.Module]:
-    """Layers from each size to the next, with a ReLU between two."""
+    """Return linear layers from each size to the next, with a ReLU between two layers."""
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
@@ -185,36 +216,42 @@ def _convolution(before: int, after: int, size: int, padding: int = 0) -> list[n
     return [nn.Conv2d(before, after, size, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
 
 
-def _classifier(wanted: Wanted, encoder: Sequence[nn.Module], hidden: Sequence[int]) -> nn.Module:
-    """The encoder, then linear layers on what it makes of an image."""
+def _classifier(
+    request: ModelRequest, encoder: Sequence[nn.Module], hidden: Sequence[int]
+) -> nn.Module:
+    """Return the encoder followed by linear layers on its features."""
     try:
         with torch.no_grad():
-            features = nn.Sequential(*encoder)(torch.zeros(1, *wanted.shape)).numel()
+            features = nn.Sequential(*encoder)(torch.zeros(1, *request.shape)).numel()
     except RuntimeError as error:
-        raise UsageError(f"images of {wanted.shape} are too small for {wanted.name}: {error}") from error
-    return nn.Sequential(*encoder, nn.Flatten(), *_linear([features, *hidden, wanted.classes]))
+        raise UsageError(
+            f"images of {request.shape} are too small for {request.name}: {error}"
+        ) from error
+    return nn.Sequential(*encoder, nn.Flatten(), *_linear([features, *hidden, request.classes]))
 
 
 def _product(shape: Sequence[int]) -> int:
     return int(torch.Size(shape).numel())
 
 
-def _with_probabilities(made: nn.Module) -> nn.Module:
-    layers = made if isinstance(made, nn.Sequential) else [made]
+def _with_probabilities(module: nn.Module) -> nn.Module:
+    layers = module if isinstance(module, nn.Sequential) else [module]
     return nn.Sequential(*layers, nn.Softmax(dim=1))
 
 
 def _with_zeros(*endings: str) -> Callable[[nn.Module], nn.Module]:
-    def change(made: nn.Module) -> nn.Module:
-        for name, tensor in made.named_parameters():
+    """Return a function that zeroes the parameters whose names have one of these endings."""
+
+    def _zero(module: nn.Module) -> nn.Module:
+        for name, tensor in module.named_parameters():
             if name.endswith(endings):
                 nn.init.zeros_(tensor)
-        return made
+        return module
 
-    return change
+    return _zero
 
 
-MODELS: dict[str, Callable[[Wanted], nn.Module]] = {
+MODELS: dict[str, Callable[[ModelRequest], nn.Module]] = {
     "softmax": softmax,
     "mlp": mlp,
     "cnn-fedfv": cnn_fedfv,

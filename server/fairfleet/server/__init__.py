@@ -1,0 +1,1 @@
+"""The FairFleet server: aggregation rules, rounds, storage, gRPC services and monitoring."""

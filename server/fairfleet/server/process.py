@@ -1,4 +1,4 @@
-"""What the server's process asks of the machine: memory near what it uses, and a connection for every client."""
+"""Sets the limits of the server process: how it returns memory, and how many files it opens."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import ctypes
 import resource
 import sys
 
-# Of mallopt(3): glibc's defaults suit many small objects, not chunks of a mebibyte. With one arena per thread, chunks
-# freed in one are not there for the others; and the threshold above which memory is given back at once would rise by
-# itself, until freed models stay with the process.
+# Parameters of mallopt(3). The defaults of glibc suit many small objects, not chunks of 1 MiB. With
+# one arena per thread, chunks that one thread frees are not available to the others. The threshold
+# above which memory is returned at once would rise by itself, and freed models would stay with the
+# process.
 _SETTINGS = {-8: 1, -3: 4 << 20, -1: 16 << 20}  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 
 def keep_compact() -> None:
-    """To be called before threads start. Does nothing where the C library is another."""
+    """Make the allocator return freed memory; call it before any thread starts.
+
+    Has no effect with a C library other than glibc.
+    """
     if sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -23,6 +27,9 @@ def keep_compact() -> None:
 
 
 def allow_many_connections() -> None:
-    """Each client is an open file, and many systems allow a process 1024 of them unless it asks for more."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Raise the limit of open files to the largest allowed one.
+
+    Each client is an open file, and the default limit is often 1024.
+    """
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

@@ -1,4 +1,4 @@
-"""A rule in twelve lines: follow the client with the largest loss, and its near rivals."""
+"""A rule in twelve lines: follow the clients with the largest losses."""
 
 from typing import ClassVar
 
@@ -14,5 +14,6 @@ class LargestLoss(Rule):
     share: float = Field(default=1.0, ge=0.0, le=1.0)
 
     def step(self, cohort: Cohort, state: State) -> Step:
+        """Return equal coefficients for the clients with large losses."""
         worst = cohort.losses >= self.share * cohort.losses.max()
         return Step(worst / worst.sum())

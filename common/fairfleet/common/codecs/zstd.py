@@ -1,4 +1,7 @@
-"""Any codec's bytes once more compressed by zstd. What a chunk may unpack to is known before it is unpacked."""
+"""Compress the bytes of any other codec with zstd.
+
+The size that a chunk unpacks to is checked before it is unpacked.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,15 @@ from fairfleet.common.codecs.base import Buffer, Codec, Seed, fitting_elements
 from fairfleet.common.errors import BadRequest, short
 from fairfleet.common.tensors import Vector
 
-LEVEL = 1  # higher levels saved at most another hundredth of int8, int4 and bf16 updates, and took longer
-FRAME_BYTES = 64  # more than a frame adds to what it cannot compress: header, three bytes per 128 KiB, checksum
+# Higher levels save at most another hundredth of int8, int4 and bf16 updates, and take longer.
+LEVEL = 1
+# More than a frame adds to incompressible data: header, three bytes per 128 KiB, checksum.
+FRAME_BYTES = 64
 
 
 class ZstdCodec:
+    """Another codec, with each chunk as one zstd frame."""
+
     def __init__(self, inner: Codec) -> None:
         self._inner = inner
         self.name = f"{inner.name}+zstd"
@@ -20,20 +27,27 @@ class ZstdCodec:
         self.elements_per_chunk = fitting_elements(self.largest)
 
     def largest(self, elements: int) -> int:
+        """Return the largest size of an encoding of `elements` values, in bytes."""
         return self._inner.largest(elements) + FRAME_BYTES
 
     def encode(self, values: Vector, seed: Seed = ()) -> Buffer:
+        """Encode finite values, see `Codec.encode`."""
         return zstandard.ZstdCompressor(LEVEL).compress(self._inner.encode(values, seed))
 
     def decode(self, data: Buffer, out: Vector) -> None:
+        """Decode into `out`, see `Codec.decode`."""
         self._inner.decode(unpacked(data, self._inner.largest(len(out))), out)
 
 
 def unpacked(data: Buffer, limit_bytes: int) -> bytes:
-    """The content of one whole frame that declares its size: the library takes memory for what is declared."""
+    """Return the content of one complete frame of at most `limit_bytes`.
+
+    The library allocates the size that a frame declares, so the size is checked first. Raises
+    BadRequest if the frame is too large, declares no size, or is damaged.
+    """
     try:
         frame = zstandard.get_frame_parameters(data)
-        # (2^64 - 1 stands for a size that is not declared)
+        # A frame that declares no size has a content_size of 2^64 - 1.
         if frame.content_size > limit_bytes or frame.dict_id:
             raise BadRequest(
                 f"a zstd frame declares {frame.content_size} bytes and dictionary {frame.dict_id}; "

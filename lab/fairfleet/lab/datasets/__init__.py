@@ -1,7 +1,6 @@
-"""Real and generated data for the lab, each as one `Dataset`."""
+"""Real and generated data for the lab, each loaded as one `Dataset`."""
 
-from fairfleet.lab.datasets.base import BrokenDataset as BrokenDataset
-from fairfleet.lab.datasets.base import Dataset as Dataset
-from fairfleet.lab.datasets.base import MissingDataset as MissingDataset
-from fairfleet.lab.datasets.registry import LOADERS as LOADERS
-from fairfleet.lab.datasets.registry import load as load
+from fairfleet.lab.datasets.base import BrokenDataset, Dataset, MissingDataset
+from fairfleet.lab.datasets.registry import LOADERS, load
+
+__all__ = ["LOADERS", "BrokenDataset", "Dataset", "MissingDataset", "load"]

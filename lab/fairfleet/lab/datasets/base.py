@@ -1,7 +1,8 @@
-"""What every dataset becomes: arrays of samples and labels, the published training part first.
+"""The form that every dataset takes: arrays of samples and labels, the training part first.
 
-Values are kept as they are stored (bytes stay bytes); `preprocessing` makes them fit for a model, so that a client's
-share is converted when it is needed and not the whole set at once.
+Values keep the type in which they are stored (bytes stay bytes). The `preprocessing` module
+converts them for a model, so that only the share of a client in use is converted, not the
+complete dataset at once.
 """
 
 from __future__ import annotations
@@ -20,70 +21,99 @@ Labels = NDArray[np.int64]
 
 
 class MissingDataset(UsageError):
-    """The files are in none of the places where they may be."""
+    """The files of a dataset are in none of the folders where they may be."""
 
 
 class BrokenDataset(UsageError):
-    """Files that are there, but do not hold what they should."""
+    """The files of a dataset exist, but their content is not what it should be."""
 
 
 @dataclass(frozen=True)
 class Dataset:
+    """Samples with labels, of which the first `train_size` are the published training part.
+
+    Raises BrokenDataset if the arrays do not fit together or a label is out of range.
+    """
+
     name: str
-    x: Array  # first axis: samples
+    x: Array  # The first axis counts the samples.
     y: Labels
-    train_size: int  # the first so many samples are the published training part; the others its test part
+    train_size: int  # The samples from this index on are the published test part.
     classes: int
-    user: Labels | None = None  # whose each sample is, where the data has natural clients
+    user: Labels | None = None  # Index of each sample's natural client, if the data has any.
     user_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.x) != len(self.y):
-            raise BrokenDataset(f"{self.name} has {len(self.x)} samples and {len(self.y)} labels: they must be as many")
-        if self.user is not None and len(self.user) != len(self.y):
-            raise BrokenDataset(f"{self.name} says of {len(self.user)} samples whose they are, but has {len(self.y)}")
-        if not 0 <= self.train_size <= len(self.y):
+        samples = len(self.y)
+        if len(self.x) != samples:
             raise BrokenDataset(
-                f"{self.name} has {len(self.y)} samples, of which {self.train_size} cannot be for training"
+                f"{self.name} has {len(self.x)} samples and {samples} labels: "
+                "expected one label for each sample"
             )
+        if self.user is not None and len(self.user) != samples:
+            raise BrokenDataset(
+                f"{self.name} names the user of {len(self.user)} samples, but has {samples} samples"
+            )
+        if not 0 <= self.train_size <= samples:
+            raise BrokenDataset(
+                f"{self.name} has a training part of {self.train_size} samples, "
+                f"expected 0 to {samples}, the number of its samples"
+            )
+        self._check_labels()
+
+    def _check_labels(self) -> None:
         if not len(self.y):
-            raise BrokenDataset(f"{self.name} has no samples at all")
+            raise BrokenDataset(f"{self.name} has no samples")
         if self.y.min() < 0 or self.y.max() >= self.classes:
             raise BrokenDataset(
-                f"{self.name} has labels from {self.y.min()} to {self.y.max()}, expected 0 to {self.classes - 1}"
+                f"{self.name} has labels from {self.y.min()} to {self.y.max()}, "
+                f"expected 0 to {self.classes - 1}"
             )
 
     def __len__(self) -> int:
         return len(self.y)
 
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        return self.x.shape[1:]
-
     def training_part(self) -> Dataset:
-        """Without the published test part."""
-        upto = slice(self.train_size)
-        return replace(self, x=self.x[upto], y=self.y[upto], user=None if self.user is None else self.user[upto])
-
-    def only_classes(self, kept: Sequence[int]) -> Dataset:
-        """The samples of these classes; the first becomes class 0, the second class 1 and so on."""
-        if unknown := [label for label in kept if not 0 <= label < self.classes]:
-            raise UsageError(f"{self.name} has classes 0 to {self.classes - 1}; {unknown} are not among them")
-        if len(set(kept)) < len(kept):
-            raise UsageError(f"of {self.name} the classes {list(kept)} were asked for: name each only once")
-        renamed = np.full(self.classes, -1, np.int64)
-        renamed[list(kept)] = np.arange(len(kept))
-        chosen = np.flatnonzero(renamed[self.y] >= 0)
+        """Return the dataset without its published test part."""
+        train = slice(self.train_size)
         return replace(
             self,
-            x=self.x[chosen],
-            y=renamed[self.y[chosen]],
-            train_size=int(np.searchsorted(chosen, self.train_size)),
-            classes=len(kept),
-            user=None if self.user is None else self.user[chosen],
-            class_names=tuple(self.class_names[label] for label in kept) if self.class_names else (),
+            x=self.x[train],
+            y=self.y[train],
+            user=None if self.user is None else self.user[train],
         )
+
+    def only_classes(self, labels: Sequence[int]) -> Dataset:
+        """Return the samples of these classes; the first class becomes 0, the second 1, and so on.
+
+        Raises UsageError if a label is unknown or given twice.
+        """
+        self._check_selection(labels)
+        new_labels = np.full(self.classes, -1, np.int64)
+        new_labels[list(labels)] = np.arange(len(labels))
+        selected = np.flatnonzero(new_labels[self.y] >= 0)
+        names = tuple(self.class_names[label] for label in labels) if self.class_names else ()
+        return replace(
+            self,
+            x=self.x[selected],
+            y=new_labels[self.y[selected]],
+            train_size=int(np.searchsorted(selected, self.train_size)),
+            classes=len(labels),
+            user=None if self.user is None else self.user[selected],
+            class_names=names,
+        )
+
+    def _check_selection(self, labels: Sequence[int]) -> None:
+        if unknown := [label for label in labels if not 0 <= label < self.classes]:
+            raise UsageError(
+                f"{self.name} has classes 0 to {self.classes - 1}; {unknown} are not among them"
+            )
+        if len(set(labels)) < len(labels):
+            raise UsageError(
+                f"the selected classes {list(labels)} of {self.name} contain a duplicate: "
+                "name each class only once"
+            )
 
 
 class Parts(NamedTuple):
@@ -94,11 +124,19 @@ class Parts(NamedTuple):
     train_size: int
 
 
-def pooled(train: Sequence[tuple[Array, Array]], test: Sequence[tuple[Array, Array]]) -> Parts:
-    """From pairs of samples and labels, as they come in files."""
+def concatenate_parts(
+    train: Sequence[tuple[Array, Array]], test: Sequence[tuple[Array, Array]]
+) -> Parts:
+    """Join pairs of samples and labels, one pair for each file, into one array of each.
+
+    Raises BrokenDataset if the pairs do not fit together.
+    """
     for x, y in (*train, *test):
         if len(x) != len(y):
-            raise BrokenDataset(f"found {len(x)} samples with {len(y)} labels in one file: they must be as many")
+            raise BrokenDataset(
+                f"one file has {len(x)} samples and {len(y)} labels: "
+                "expected one label for each sample"
+            )
     try:
         x = np.concatenate([x for x, _ in (*train, *test)])
     except ValueError as error:

@@ -1,4 +1,7 @@
-"""Reading the plain formats that datasets come in: npz without pickles, and IDX, gzipped or not."""
+"""Readers of the plain formats that datasets use: npz without pickles, and IDX, gzipped or not.
+
+Nothing is ever unpickled, and a damaged file is reported as BrokenDataset with its path.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ import numpy as np
 from fairfleet.lab.datasets.base import Array, BrokenDataset
 
 IDX_UINT8 = 0x08
-# What reading a damaged file may raise; zipfile has a RuntimeError for what is encrypted, or is marked so by damage.
+# Errors that reading a damaged file may raise. zipfile raises RuntimeError for an encrypted file,
+# and for one that damage has marked as encrypted.
 UNREADABLE = (
     OSError, EOFError, ValueError, KeyError, RuntimeError, OverflowError,
     BadZipFile, zlib.error, lzma.LZMAError, struct.error, csv.Error,
@@ -25,7 +29,10 @@ UNREADABLE = (
 
 
 def read_npz(path: Path, names: Sequence[str] = ("x", "y")) -> list[Array]:
-    """The arrays of these names; nothing is unpickled."""
+    """Return the arrays of these names without unpickling anything.
+
+    Raises BrokenDataset if the file is unreadable or lacks one of the arrays.
+    """
     try:
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):
@@ -35,54 +42,68 @@ def read_npz(path: Path, names: Sequence[str] = ("x", "y")) -> list[Array]:
             )
         with file:
             if missing := [name for name in names if name not in file]:
+                present = ", ".join(file.files) or "(none)"
                 raise BrokenDataset(
-                    f"{path} has the arrays {', '.join(file.files) or '(none)'}; expected {', '.join(missing)} as well"
+                    f"{path} has the arrays {present}; expected {', '.join(missing)} as well"
                 )
             return [np.asarray(file[name]) for name in names]
     except UNREADABLE as error:
-        raise BrokenDataset(f"cannot read {path} as an npz archive without pickled objects: {error}") from error
+        raise BrokenDataset(
+            f"cannot read {path} as an npz archive without pickled objects: {error}"
+        ) from error
 
 
 def read_samples(path: Path, names: Sequence[str]) -> list[Array]:
-    """Arrays of one npz file that each have an entry for each sample."""
+    """Return arrays of one npz file, each of which must have one entry for each sample."""
     arrays = read_npz(path, names)
     for name, array in zip(names, arrays, strict=True):
         if not array.ndim:
-            raise BrokenDataset(f"{path} has {name} of {array.shape}, expected an entry for each sample")
+            raise BrokenDataset(
+                f"{path} has {name} of {array.shape}, expected an entry for each sample"
+            )
     if len({len(array) for array in arrays}) > 1:
-        found = " and ".join(f"{len(array)} of {name}" for name, array in zip(names, arrays, strict=True))
-        raise BrokenDataset(f"{path} has {found}: they must be as many, one for each sample")
+        counts = " and ".join(
+            f"{len(array)} of {name}" for name, array in zip(names, arrays, strict=True)
+        )
+        raise BrokenDataset(f"{path} has {counts}: expected one of each for each sample")
     return arrays
 
 
 def read_pair(path: Path) -> tuple[Array, Array]:
-    """Samples and labels, x and y, of one npz file."""
+    """Return the samples x and the labels y of one npz file."""
     x, y = read_samples(path, ("x", "y"))
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise BrokenDataset(f"{path} has y of {y.dtype} {y.shape}, expected whole numbers, one for each sample")
+        raise BrokenDataset(
+            f"{path} has y of {y.dtype} {y.shape}, expected whole numbers, one for each sample"
+        )
     return x, y
 
 
 def read_idx(path: Path) -> Array:
-    """An array of bytes in the format of the MNIST files."""
+    """Return the array of bytes that an IDX file (the format of the MNIST files) contains."""
     try:
         with open_plain(path) as file:
-            return _idx(file.read(), path)
+            return _decode_idx(file.read(), path)
     except UNREADABLE as error:
         raise BrokenDataset(f"cannot read {path}: {error}") from error
 
 
-def _idx(content: bytes, path: Path) -> Array:
+def _decode_idx(content: bytes, path: Path) -> Array:
     zeros, kind, axes = struct.unpack_from(">HBB", content)
     if zeros or kind != IDX_UINT8 or not axes:
-        raise BrokenDataset(f"{path} does not begin like an IDX file of bytes (found {content[:4].hex()})")
+        raise BrokenDataset(
+            f"{path} does not start like an IDX file of bytes (found {content[:4].hex()})"
+        )
     shape = struct.unpack_from(f">{axes}I", content, 4)
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
     if len(values) != np.prod(shape, dtype=np.int64):
-        raise BrokenDataset(f"{path} holds {len(values)} values, expected {' x '.join(map(str, shape))}: cut off?")
+        expected = " x ".join(map(str, shape))
+        raise BrokenDataset(
+            f"{path} has {len(values)} values, expected {expected}: the file may be truncated"
+        )
     return values.reshape(shape)
 
 
 def open_plain(path: Path) -> IO[bytes]:
-    """A file's content, unpacked if its name says that it is gzipped."""
+    """Open a file for reading bytes, decompressed if its name ends with .gz."""
     return cast("IO[bytes]", gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))

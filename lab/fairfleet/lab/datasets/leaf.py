@@ -1,8 +1,8 @@
-"""FEMNIST, Shakespeare and Sent140 as LEAF's scripts write them: folders of JSON files with natural users.
+"""FEMNIST, Shakespeare and Sent140 as LEAF's scripts write them: JSON files with natural users.
 
-A file is `{"users": […], "num_samples": […], "user_data": {user: {"x": […], "y": […]}}}`. The folder `train` (and
-`test`, if there is one) of each dataset's `data` folder goes to `leaf/<name>/` in a data folder; LEAF's own folder
-`data` can be a data folder, too.
+A file is `{"users": […], "num_samples": […], "user_data": {user: {"x": […], "y": […]}}}`. Copy the
+folder `train` (and `test`, if there is one) of a dataset's `data` folder to `leaf/<name>/` in a
+data folder. LEAF's own folder `data` works as a data folder, too.
 """
 
 from __future__ import annotations
@@ -14,63 +14,78 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairfleet.lab.datasets.base import Array, BrokenDataset, Dataset, pooled
+from fairfleet.lab.datasets.base import Array, BrokenDataset, Dataset, concatenate_parts
 from fairfleet.lab.datasets.files import UNREADABLE
-from fairfleet.lab.datasets.places import Form, find
+from fairfleet.lab.datasets.places import Form, read_first_form
 from fairfleet.lab.datasets.text import WINDOW, Alphabet, padded
 
-# LEAF's own 80 characters, in its order: its codes are the classes of its papers.
-SHAKESPEARE = Alphabet("\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}")
+# LEAF's own 80 characters in LEAF's order, so that the codes are the classes of its papers.
+SHAKESPEARE = Alphabet(
+    "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+)
 PRINTABLE = Alphabet("".join(map(chr, range(32, 127))))
-TWEET = 140  # characters
-TWEET_TEXT = 4  # the place of the text among a tweet's fields
+TWEET_LENGTH = 140  # characters
+TWEET_TEXT = 4  # Index of the text among the fields of a tweet.
 FEMNIST_CLASSES = 62
-HOME = "https://github.com/TalwalkarLab/leaf"
+WEBSITE = "https://github.com/TalwalkarLab/leaf"
 
-Samples = Callable[[list[Any]], Array]
+Decoder = Callable[[list[Any]], Array]  # Decodes the JSON values of one user.
 
 
-class Kind(NamedTuple):
-    samples: Samples  # of one user
-    labels: Samples
+class LeafFormat(NamedTuple):
+    """How the samples and labels of one LEAF dataset are decoded."""
+
+    samples: Decoder
+    labels: Decoder
     classes: int
 
 
 def femnist(folders: Sequence[Path]) -> Dataset:
-    """Handwritten characters of 62 classes, 28 x 28, by writer; paper is 1.0, as LEAF has it."""
-    return _read("femnist", folders, Kind(_pictures, _numbers, FEMNIST_CLASSES))
+    """Return handwritten characters of 62 classes by writer, as 28 x 28 float32.
+
+    The background is 1.0, as in LEAF's files.
+    """
+    return _read("femnist", folders, LeafFormat(_decode_images, _decode_numbers, FEMNIST_CLASSES))
 
 
 def shakespeare(folders: Sequence[Path]) -> Dataset:
-    return _read("shakespeare", folders, Kind(_lines, _characters, SHAKESPEARE.size))
+    """Return samples of 80 characters by speaking role, each labelled with the next character."""
+    return _read(
+        "shakespeare", folders, LeafFormat(_decode_lines, _decode_characters, SHAKESPEARE.size)
+    )
 
 
 def sent140(folders: Sequence[Path]) -> Dataset:
-    """Tweets as the codes of their last 140 characters (95 in all), by author; is the mood good or bad?"""
-    return _read("sent140", folders, Kind(_tweets, _numbers, 2))
+    """Return tweets by author, labelled by mood (0 bad, 1 good).
+
+    A sample has the codes of a tweet's last 140 characters, from an alphabet of 95.
+    """
+    return _read("sent140", folders, LeafFormat(_decode_tweets, _decode_numbers, 2))
 
 
-def _pictures(values: list[Any]) -> Array:
+def _decode_images(values: list[Any]) -> Array:
     return np.array(values, np.float32).reshape(-1, 28, 28)
 
 
-def _numbers(values: list[Any]) -> Array:
+def _decode_numbers(values: list[Any]) -> Array:
     return np.array([int(value) for value in values], np.int64)
 
 
-def _lines(values: list[Any]) -> Array:
+def _decode_lines(values: list[Any]) -> Array:
     return padded([SHAKESPEARE.encode(line) for line in values], WINDOW, SHAKESPEARE.blank)
 
 
-def _characters(values: list[Any]) -> Array:
+def _decode_characters(values: list[Any]) -> Array:
     return SHAKESPEARE.encode("".join(value[0] for value in values)).astype(np.int64)
 
 
-def _tweets(values: list[Any]) -> Array:
-    return padded([PRINTABLE.encode(fields[TWEET_TEXT]) for fields in values], TWEET, PRINTABLE.blank)
+def _decode_tweets(values: list[Any]) -> Array:
+    return padded(
+        [PRINTABLE.encode(fields[TWEET_TEXT]) for fields in values], TWEET_LENGTH, PRINTABLE.blank
+    )
 
 
-class Held(NamedTuple):
+class UserSamples(NamedTuple):
     """One user's samples in one file."""
 
     user: str
@@ -78,31 +93,49 @@ class Held(NamedTuple):
     y: Array
 
 
-def _read(name: str, folders: Sequence[Path], kind: Kind) -> Dataset:
-    how = f"run preprocess.sh of LEAF's {name} ({HOME}) and copy the folders data/train and data/test that it makes"
-    places = (f"leaf/{name}/train", f"{name}/data/train")  # the second is that of LEAF's own folder `data`
-    forms = [Form((place,), lambda paths: paths[0].parent) for place in places]
-    folder = find(f"leaf-{name}", forms, folders, how)
-    train, test = ([held for path in sorted((folder / part).glob("*.json")) for held in users(path, kind)]
-                   for part in ("train", "test"))  # fmt: skip
+def _read(name: str, folders: Sequence[Path], leaf_format: LeafFormat) -> Dataset:
+    folder = _find_folder(name, folders)
+    train, test = (
+        [samples for path in paths for samples in users(path, leaf_format)]
+        for paths in (sorted((folder / part).glob("*.json")) for part in ("train", "test"))
+    )
     if not train:
         raise BrokenDataset(f"{folder / 'train'} has no JSON file with a user's samples")
-    codes = {user: code for code, user in enumerate(dict.fromkeys(held.user for held in (*train, *test)))}
+    everyone = (*train, *test)
+    codes = {user: code for code, user in enumerate(dict.fromkeys(u.user for u in everyone))}
     return Dataset(
         f"leaf-{name}",
-        *pooled([held[1:] for held in train], [held[1:] for held in test]),
-        kind.classes,
-        user=np.concatenate([np.full(len(held.y), codes[held.user]) for held in (*train, *test)]),
+        *concatenate_parts([(u.x, u.y) for u in train], [(u.x, u.y) for u in test]),
+        leaf_format.classes,
+        user=np.concatenate([np.full(len(u.y), codes[u.user]) for u in everyone]),
         user_names=tuple(codes),
     )
 
 
-def users(path: Path, kind: Kind) -> Iterator[Held]:
-    """A file at a time, each user as arrays at once: numbers in Python's own lists take ten times the memory."""
+def _find_folder(name: str, folders: Sequence[Path]) -> Path:
+    """Return the folder that contains `train` and perhaps `test`."""
+    how_to_get = (
+        f"run preprocess.sh of LEAF's {name} ({WEBSITE}) and copy the folders data/train and "
+        "data/test that it creates"
+    )
+    # The second path is the one in LEAF's own folder `data`.
+    paths = (f"leaf/{name}/train", f"{name}/data/train")
+    forms = [Form((path,), lambda paths: paths[0].parent) for path in paths]
+    return read_first_form(f"leaf-{name}", forms, folders, how_to_get)
+
+
+def users(path: Path, leaf_format: LeafFormat) -> Iterator[UserSamples]:
+    """Yield the users of one file, each decoded to arrays at once.
+
+    Python lists of numbers take ten times the memory of arrays. Raises BrokenDataset if the file
+    does not fit the format.
+    """
     try:
-        held = json.loads(path.read_bytes())["user_data"]
-        for user, data in held.items():
-            user.encode()  # half a character, which JSON can hold, is no name
-            yield Held(user, kind.samples(data["x"]), kind.labels(data["y"]))
+        user_data = json.loads(path.read_bytes())["user_data"]
+        for user, data in user_data.items():
+            user.encode()  # JSON allows half of a surrogate pair, which is no valid name.
+            yield UserSamples(user, leaf_format.samples(data["x"]), leaf_format.labels(data["y"]))
     except (*UNREADABLE, TypeError, AttributeError, IndexError) as error:
-        raise BrokenDataset(f"{path} is no file of LEAF's for this dataset: {type(error).__name__}: {error}") from error
+        raise BrokenDataset(
+            f"{path} is not a LEAF file of this dataset: {type(error).__name__}: {error}"
+        ) from error

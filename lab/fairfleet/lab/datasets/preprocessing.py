@@ -1,7 +1,8 @@
-"""From values as stored to float32 for a model: the conversions that the papers use, by name.
+"""The conversions of stored values to float32 that the papers use, by name.
 
-What is measured (a mean, a deviation) is measured once over a whole set; the conversion itself is applied to any part
-of it, so that only the samples in use take four bytes a value.
+Statistics (a mean, a deviation) are measured once over the training part of a dataset. The
+conversion itself is applied to any part of the data, so that only the samples in use take four
+bytes a value.
 """
 
 from __future__ import annotations
@@ -15,25 +16,29 @@ from fairfleet.lab.datasets.base import Array, Dataset
 
 Preprocessing = Callable[[Array], Array]
 
-# Per channel. The deviations are those of FedFV's code (and many others'), not the true 0.2470, 0.2435, 0.2616.
+# Per channel. The deviations are those of FedFV's code and of many other programs. The true ones
+# are 0.2470, 0.2435 and 0.2616.
 CIFAR10_MEAN, CIFAR10_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-STANDARD_SOFTENING = 0.001  # FedFV's: pixels that never change do not divide by zero
+STANDARD_SOFTENING = 0.001  # FedFV's; avoids a division by zero for constant pixels.
 
 
 def preprocessing(name: str, dataset: Dataset) -> Preprocessing:
-    """`plain`, `unit`, `cifar10` or `standard`; what is measured, is measured on the dataset's training part."""
+    """Return the conversion `plain`, `unit`, `cifar10` or `standard` for this dataset.
+
+    Statistics come from the dataset's training part. Raises UsageError for another name.
+    """
     if name not in MAKERS:
         raise UsageError(f"there is no preprocessing {name!r}; there are {', '.join(MAKERS)}")
     return MAKERS[name](dataset)
 
 
 def plain(values: Array) -> Array:
-    """As stored: whole numbers (tokens) as int64, all else as float32."""
+    """Keep the stored values: integers (tokens) as int64, all others as float32."""
     return values.astype(np.int64 if values.dtype.kind in "iu" else np.float32)
 
 
 def unit(values: Array) -> Array:
-    """Bytes to [0, 1], a grey image with one channel: what torchvision calls ToTensor."""
+    """Scale bytes to [0, 1] and give grey images one channel, as torchvision's ToTensor does."""
     scaled = values.astype(np.float32)
     if values.dtype == np.uint8:
         scaled /= np.float32(255)
@@ -41,23 +46,28 @@ def unit(values: Array) -> Array:
 
 
 def per_channel(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Preprocessing:
-    centre, spread = (np.array(one, np.float32)[:, None, None] for one in (mean, deviation))
+    """Return a conversion to [0, 1] and then by the mean and deviation of each channel."""
+    centre, spread = (np.array(values, np.float32)[:, None, None] for values in (mean, deviation))
 
-    def convert(values: Array) -> Array:
+    def _convert(values: Array) -> Array:
         scaled = unit(values)
         scaled -= centre
         scaled /= spread
         return scaled
 
-    return convert
+    return _convert
 
 
 def standard(dataset: Dataset) -> Preprocessing:
-    """Every feature (each pixel) by its own mean and deviation, on values as stored."""
+    """Return a conversion of stored values by the mean and deviation of each feature (pixel).
+
+    Raises UsageError if the dataset has no training part to measure.
+    """
     train = dataset.x[: dataset.train_size]
     if not len(train):
         raise UsageError(
-            f"{dataset.name} has no training part to measure for preprocessing standard; take unit or plain"
+            f"{dataset.name} has no training part to measure for preprocessing standard; "
+            "use unit or plain"
         )
     centre = train.mean(0, dtype=np.float64).astype(np.float32)
     spread = (train.std(0, dtype=np.float64) + STANDARD_SOFTENING).astype(np.float32)

@@ -1,6 +1,7 @@
-"""Shakespeare by role: each speaking role is a client, each sample 80 characters and the one that follows.
+"""Shakespeare by role: each speaking role is a client, each sample predicts the next character.
 
-Read from `roles.json.gz` (a role's lines, public-domain text); LEAF's own files are read by `leaf`.
+The lines of the roles (public-domain text) come from `roles.json.gz`. The module `leaf` reads
+LEAF's own files.
 """
 
 from __future__ import annotations
@@ -15,41 +16,58 @@ import numpy as np
 from fairfleet.common.errors import UsageError
 from fairfleet.lab.datasets.base import BrokenDataset, Dataset
 from fairfleet.lab.datasets.files import UNREADABLE, open_plain
-from fairfleet.lab.datasets.places import Form, find
+from fairfleet.lab.datasets.places import Form, read_first_form
 from fairfleet.lab.datasets.text import WINDOW, Alphabet, windows
 
-# Every character of the text but the end of a line, which is a blank between two lines.
+# Every character of the text except the end of a line, which counts as a blank.
 ALPHABET = Alphabet(" !$&',-.0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 HOW_TO_GET = (
-    "make roles.json.gz from any edition: one JSON object with `users` (a list of names) and `text` (name → that "
-    "role's lines), or put LEAF's JSON files into leaf/shakespeare and load leaf-shakespeare"
+    "create roles.json.gz from any edition: one JSON object with `users` (a list of names) and "
+    "`text` (name → that role's lines), or put LEAF's JSON files into leaf/shakespeare and load "
+    "leaf-shakespeare"
 )
 
 
 def shakespeare(folders: Sequence[Path], stride: int = 1, minimum: int = 1) -> Dataset:
-    """`stride`: characters from one sample to the next, 80 for samples that do not overlap; `minimum`: per role."""
+    """Return samples of 80 characters by role, each labelled with the next character.
+
+    `stride` is the number of characters from one sample to the next; with 80, samples do not
+    overlap. A role with fewer than `minimum` samples is left out. Raises UsageError if either is
+    below 1, and BrokenDataset if no role is long enough.
+    """
     if stride < 1 or minimum < 1:
-        raise UsageError(f"shakespeare takes stride and minimum from 1; found {stride} and {minimum}")
-    forms = [Form((f"shakespeare/roles.json{ending}",), lambda paths: read_roles(paths[0])) for ending in (".gz", "")]
-    roles = find("shakespeare", forms, folders, HOW_TO_GET)
-    found = {role: windows(ALPHABET.encode(text), stride) for role, text in roles.items()}
-    kept = {role: sample for role, sample in found.items() if len(sample[1]) >= minimum}
-    if not kept:
+        raise UsageError(
+            f"shakespeare takes stride and minimum from 1; found {stride} and {minimum}"
+        )
+    samples = {
+        role: windows(ALPHABET.encode(text), stride) for role, text in _find_roles(folders).items()
+    }
+    roles = {role: pair for role, pair in samples.items() if len(pair[1]) >= minimum}
+    if not roles:
         raise BrokenDataset(f"no role of shakespeare has {minimum} samples of {WINDOW} characters")
-    sizes = [len(y) for _, y in kept.values()]
+    sizes = [len(y) for _, y in roles.values()]
     return Dataset(
         name="shakespeare",
-        x=np.concatenate([x for x, _ in kept.values()]),
-        y=np.concatenate([y for _, y in kept.values()]),
+        x=np.concatenate([x for x, _ in roles.values()]),
+        y=np.concatenate([y for _, y in roles.values()]),
         train_size=sum(sizes),
         classes=ALPHABET.size,
-        user=np.repeat(np.arange(len(kept)), sizes),
-        user_names=tuple(kept),
+        user=np.repeat(np.arange(len(roles)), sizes),
+        user_names=tuple(roles),
         class_names=tuple(ALPHABET.characters),
     )
 
 
+def _find_roles(folders: Sequence[Path]) -> dict[str, str]:
+    forms = [
+        Form((f"shakespeare/roles.json{ending}",), lambda paths: read_roles(paths[0]))
+        for ending in (".gz", "")
+    ]
+    return read_first_form("shakespeare", forms, folders, HOW_TO_GET)
+
+
 def read_roles(path: Path) -> dict[str, str]:
+    """Return the text of each role. Raises BrokenDataset if the file has another structure."""
     try:
         with open_plain(path) as file:
             content: Any = json.load(file)

@@ -1,4 +1,7 @@
-"""Text as arrays of characters: one byte each, in a fixed order that does not depend on the data."""
+"""Text as arrays of character codes, one byte each.
+
+The order of the codes is fixed and does not depend on the data.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ import numpy as np
 from fairfleet.lab.datasets.base import Array
 
 LAST_CHARACTER = sys.maxunicode
-WINDOW = 80  # characters that a sample shows; its label is the one that follows
+WINDOW = 80  # Characters of a sample; its label is the next character.
 
 
 class Alphabet:
-    """Codes from 0 for the characters given; any other counts as a blank."""
+    """Codes from 0 for the given characters; any other character counts as a blank."""
 
     def __init__(self, characters: str) -> None:
         self.characters = characters
@@ -24,12 +27,16 @@ class Alphabet:
         self._codes[[ord(character) for character in characters]] = np.arange(self.size)
 
     def encode(self, text: str) -> Array:
+        """Return the code of each character as uint8."""
         points = np.frombuffer(text.encode("utf-32-le", "replace"), "<u4")
         return np.asarray(self._codes[points])
 
 
 def windows(codes: Array, stride: int = 1, length: int = WINDOW) -> tuple[Array, Array]:
-    """Every so many characters, and the one after each."""
+    """Return a sample of `length` codes every `stride` characters, and the code after each.
+
+    The samples have shape (n, length); n is 0 if the text is too short.
+    """
     if len(codes) <= length:
         return np.empty((0, length), np.uint8), np.empty(0, np.int64)
     views = np.lib.stride_tricks.sliding_window_view(codes[:-1], length)[::stride]
@@ -37,9 +44,13 @@ def windows(codes: Array, stride: int = 1, length: int = WINDOW) -> tuple[Array,
 
 
 def padded(codes: Sequence[Array], length: int, padding: int) -> Array:
-    """One row for each text: its last characters at the end, so that a recurrent model sees them last."""
+    """Return one row of `length` codes for each text, filled up with `padding` at the start.
+
+    The last characters of a text are at the end of its row, so that a recurrent model sees them
+    last; a longer text loses its first characters.
+    """
     rows = np.full((len(codes), length), padding, np.uint8)
-    for row, own in zip(rows, codes, strict=True):
-        if kept := min(len(own), length):
-            row[-kept:] = own[-kept:]
+    for row, text in zip(rows, codes, strict=True):
+        if used := min(len(text), length):
+            row[-used:] = text[-used:]
     return rows

@@ -1,4 +1,4 @@
-"""Published tables that `fairfleet reproduce` runs again, by name; the letters are short for them."""
+"""Published tables that `fairfleet reproduce` runs again, by name or by letter."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from fairfleet.lab.reproductions.fedfv_table3 import TABLE_3
 from fairfleet.lab.reproductions.fedlf_table1 import TABLE_1
 from fairfleet.lab.reproductions.fedmgda_adult import ADULT
 
-REPRODUCTIONS: dict[str, Reproduction] = {one.name: one for one in (TABLE_2, TABLE_3, ADULT, SYNTHETIC, TABLE_1)}
+__all__ = ["LETTERS", "REPRODUCTIONS", "Reproduction", "reproduction"]
+
+REPRODUCTIONS: dict[str, Reproduction] = {
+    table.name: table for table in (TABLE_2, TABLE_3, ADULT, SYNTHETIC, TABLE_1)
+}
 LETTERS = dict(zip("ABCDE", REPRODUCTIONS.values(), strict=True))
 
 
 def reproduction(name: str) -> Reproduction:
-    found = REPRODUCTIONS.get(name) or LETTERS.get(name.upper())
-    if found is None:
-        known = ", ".join(f"{letter} {one.name}" for letter, one in LETTERS.items())
-        raise UsageError(f"no reproduction {name!r}; there are {known}")
-    return found
+    """Return the reproduction with this name or letter. Raises UsageError if there is none."""
+    match = REPRODUCTIONS.get(name) or LETTERS.get(name.upper())
+    if match is None:
+        choices = ", ".join(f"{letter} {table.name}" for letter, table in LETTERS.items())
+        raise UsageError(f"there is no reproduction {name!r}; there are {choices}")
+    return match

@@ -1,11 +1,14 @@
-"""FedFV, Table 2: CIFAR-10, 100 clients with two shards each, a small MLP, one full-batch step a round."""
+"""FedFV, Table 2: CIFAR-10, 100 clients with two shards each.
+
+The model is a small MLP, and each client takes one full-batch step a round.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from fairfleet.lab.experiments.sweep import Sweep
 from fairfleet.lab.reproductions.base import Column, Reproduction, above, percent
-from fairfleet.lab.sweep import Sweep
 
 BASE: dict[str, Any] = {
     "data": "cifar10",
@@ -47,13 +50,16 @@ TABLE_2 = Reproduction(
     name="fedfv-table2",
     title="FedFV, Table 2: CIFAR-10, 100 clients",
     about=(
-        "The 50,000 training images, sorted by label into 200 shards of 250; each of 100 clients draws two and keeps "
-        "80 % to train (400 images) and 10 % to be judged by (50). MLP 3072-200-200-10 whose softmax output goes into "
-        "a cross-entropy with a softmax of its own, as in the authors' code; one full-batch step of 0.1 a round, 10 "
-        "clients in each of 2001 rounds, averaged uniformly. The authors drew one partition; here every seed draws "
+        "The 50,000 training images, sorted by label into 200 shards of 250; each of 100 clients "
+        "draws two and keeps 80 % to train (400 images) and 10 % to be judged by (50). MLP "
+        "3072-200-200-10 whose softmax output goes into a cross-entropy with a softmax of its "
+        "own, as in the authors' code; one full-batch step of 0.1 a round, 10 clients in each of "
+        "2001 rounds, averaged uniformly. The authors drew one partition; here every seed draws "
         "its own. AdaFed and FedLF are not in the published table."
     ),
-    sweep=Sweep.model_validate({"name": "fedfv-table2", "base": BASE, "rules": RULES, "seeds": [0, 1, 2, 3, 4]}),
+    sweep=Sweep.model_validate(
+        {"name": "fedfv-table2", "base": BASE, "rules": RULES, "seeds": [0, 1, 2, 3, 4]}
+    ),
     quick=Sweep.model_validate(
         {
             "name": "fedfv-table2-quick",

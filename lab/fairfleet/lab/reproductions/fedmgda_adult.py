@@ -1,15 +1,23 @@
-"""FedMGDA+, Table 7: Adult, doctors against all others, and a doctor who overstates the loss."""
+"""FedMGDA+, Table 7: Adult with two clients, of which the doctors overstate their loss."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fairfleet.lab.reproductions.base import Claim, Column, Lines, Reproduction, Verdict, client, pooled
-from fairfleet.lab.sweep import Sweep
+from fairfleet.lab.experiments.sweep import Sweep
+from fairfleet.lab.reproductions.base import (
+    Claim,
+    ClaimVerdict,
+    Column,
+    Lines,
+    Reproduction,
+    client_accuracy,
+    pooled_accuracy,
+)
 
-DOCTORS, OTHERS = 0, 1  # the clients
+DOCTORS, OTHERS = 0, 1  # Numbers of the clients.
 ROUNDS = 500
-SHIFTED = ", shifted"  # the doctors' places are the next rows', as in the authors' code
+SHIFTED = ", shifted"  # Each doctor's place goes to the next row, as in the authors' code.
 BASE: dict[str, Any] = {
     "data": "adult",
     "preprocessing": "plain",
@@ -39,13 +47,15 @@ def _rules(rounds: int) -> list[dict[str, Any]]:
         {"label": "q-FedAvg bias 0", **q},
         {"label": "q-FedAvg bias 10000", **q, "behaviour": _biased(10000)},
     ]
-    return rules + [{**rule, "label": f"{rule['label']}{SHIFTED}", "data": "adult,shift=1"} for rule in rules]
+    return rules + [
+        {**rule, "label": f"{rule['label']}{SHIFTED}", "data": "adult,shift=1"} for rule in rules
+    ]
 
 
 COLUMNS = (
-    Column("uniform", pooled),
-    Column("PhD", client(DOCTORS), tolerance=None),
-    Column("non-PhD", client(OTHERS)),
+    Column("uniform", pooled_accuracy),
+    Column("PhD", client_accuracy(DOCTORS), tolerance=None),
+    Column("non-PhD", client_accuracy(OTHERS)),
 )
 
 
@@ -64,43 +74,54 @@ PUBLISHED = {
 
 
 def _invariant(suffix: str = "") -> Claim:
+    """Return the claim that a bias does not change FedMGDA+."""
     first, second = (f"FedMGDA+ bias {bias}{suffix}" for bias in ("0", "10000"))
 
-    def claim(lines: Lines) -> Verdict | None:
+    def _claim(lines: Lines) -> ClaimVerdict | None:
         if not {first, second} <= lines.keys():
             return None
-        same = all(lines[first].value(column.name) == lines[second].value(column.name) for column in COLUMNS)
-        told = "is the same to the last digit whatever the bias" if same else "depends on the bias"
-        return Verdict(same, f"FedMGDA+{suffix} {told}")
+        same = all(
+            lines[first].value(column.name) == lines[second].value(column.name)
+            for column in COLUMNS
+        )
+        effect = (
+            "is the same to the last digit whatever the bias" if same else "depends on the bias"
+        )
+        return ClaimVerdict(same, f"FedMGDA+{suffix} {effect}")
 
-    return claim
+    return _claim
 
 
 def _harmed(rule: str, bias: str, suffix: str = "") -> Claim:
+    """Return the claim that a bias costs this rule a point or more."""
     honest, biased = f"{rule} bias 0{suffix}", f"{rule} bias {bias}{suffix}"
 
-    def claim(lines: Lines) -> Verdict | None:
+    def _claim(lines: Lines) -> ClaimVerdict | None:
         if not {honest, biased} <= lines.keys():
             return None
         loss = lines[honest].value("uniform") - lines[biased].value("uniform")
-        return Verdict(
-            loss >= 1.0, f"{rule}{suffix} loses {loss:.2f} points on the pooled test set to a bias of {bias}"
+        return ClaimVerdict(
+            loss >= 1.0,
+            f"{rule}{suffix} loses {loss:.2f} points on the pooled test set to a bias of {bias}",
         )
 
-    return claim
+    return _claim
 
 
 ADULT = Reproduction(
     name="fedmgda-adult",
     title="FedMGDA+, Table 7: Adult with a biased loss",
     about=(
-        "Two clients: the doctors (413) and the others (32,148) of the training file, of each of which 80 % train; "
-        "judged on the published test file (181 and 16,100). Logistic regression on the 99 binary features, SGD of "
-        "0.01 with momentum 0.5, batch 10, one epoch a round, 500 rounds. The doctors add a constant to the loss they "
-        "report. AFL is judged by the mean of its models; q-FedAvg is told summed losses. The doctors' own accuracy is "
+        "Two clients: the doctors (413) and the others (32,148) of the training file, of each of "
+        "which 80 % train; judged on the published test file (181 and 16,100). Logistic "
+        "regression on the 99 binary features, SGD of 0.01 with momentum 0.5, batch 10, one epoch "
+        "a round, 500 rounds. The doctors add a constant to the loss they report. AFL is judged "
+        "by the mean of its models; q-FedAvg receives summed losses. The doctors' own accuracy is "
         "shown, not judged: one of the 181 is half a point."
     ),
-    sweep=Sweep.model_validate({"name": "fedmgda-adult", "base": BASE, "rules": _rules(ROUNDS), "seeds": [0, 1, 2]}),
+    sweep=Sweep.model_validate(
+        {"name": "fedmgda-adult", "base": BASE, "rules": _rules(ROUNDS), "seeds": [0, 1, 2]}
+    ),
     quick=Sweep.model_validate(
         {
             "name": "fedmgda-adult-quick",
@@ -110,26 +131,33 @@ ADULT = Reproduction(
         }
     ),
     columns=COLUMNS,
-    # Pictures are over honest clients, who are not the same with a bias and without: they would show what is not so.
+    # Pictures show honest clients only, which differ with and without a bias: they would mislead.
     not_drawn=frozenset(rule["label"] for rule in _rules(ROUNDS)),
     published=PUBLISHED | {f"{label}{SHIFTED}": figures for label, figures in PUBLISHED.items()},
     claims=tuple(
         claim
         for suffix in ("", SHIFTED)
-        for claim in (_invariant(suffix), _harmed("AFL", "1", suffix), _harmed("q-FedAvg", "10000", suffix))
+        for claim in (
+            _invariant(suffix),
+            _harmed("AFL", "1", suffix),
+            _harmed("q-FedAvg", "10000", suffix),
+        )
     ),
     notes=(
-        "The authors' code counts rows from 1 where they begin at 0, so its client 'PhD' trains on the row after each "
-        "doctor's. The lines 'shifted' do the same, and that explains the table: all six are within 2 of the published "
-        "figures, AFL with a bias of 1 within 0.1. With the doctors' own rows AFL ends 4.2 below the published figure "
-        "without a bias, and the harm of a bias is far greater than published (13 points for AFL, 27 for q-FedAvg), "
-        "because a model that fits the doctors alone fits the others badly, and one that fits other people's rows "
-        "does not. FedMGDA+ does not read losses, so no bias changes a digit.",
-        "q-FedAvg without a bias leaves the doctors at 38, where 76.80 was published and 76.24 comes out with the rows "
-        "shifted. With their own rows nobody else holds a doctor, so what the column Doctorate means is taught by a "
-        "client of 330 alone, of whom a rule that is told summed losses takes little notice; shifted, the doctors' "
-        "rows are among the others'.",
-        "The bias of q-FedAvg is added to the mean loss, which is then summed over the samples. Added to the sum, "
-        "a bias of 10000 changed nothing (83.28 with the rows shifted, in a run that is not kept).",
+        "The authors' code counts rows from 1 where they begin at 0, so its client 'PhD' trains "
+        "on the row after each doctor's. The lines 'shifted' do the same, and that explains the "
+        "table: all six are within 2 of the published figures, AFL with a bias of 1 within 0.1. "
+        "With the doctors' own rows AFL ends 4.2 below the published figure without a bias, and "
+        "the harm of a bias is far greater than published (13 points for AFL, 27 for q-FedAvg), "
+        "because a model that fits the doctors alone fits the others badly, and one that fits "
+        "other people's rows does not. FedMGDA+ does not read losses, so no bias changes a digit.",
+        "q-FedAvg without a bias leaves the doctors at 38, where 76.80 was published and 76.24 "
+        "comes out with the rows shifted. With their own rows no other client has a doctor, so "
+        "what the column Doctorate means is taught by a client of 330 alone, to which a rule that "
+        "receives summed losses gives little weight; shifted, the doctors' rows are among the "
+        "others'.",
+        "The bias of q-FedAvg is added to the mean loss, which is then summed over the samples. "
+        "Added to the sum, a bias of 10000 changed nothing (83.28 with the rows shifted, in a run "
+        "that is not kept).",
     ),
 )

@@ -221,6 +221,7 @@ class NextTaskResponse(google.protobuf.message.Message):
     WAIT_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     VERIFY_FIELD_NUMBER: builtins.int
+    QUARANTINED_FIELD_NUMBER: builtins.int
     @property
     def train(self) -> Global___TrainTask: ...
     @property
@@ -233,6 +234,10 @@ class NextTaskResponse(google.protobuf.message.Message):
     def verify(self) -> Global___VerifyTask:
         """only to clients that said so when they joined"""
 
+    @property
+    def quarantined(self) -> Global___QuarantinedUpdate:
+        """the client's last update, if its round had to go on without it; else left out"""
+
     def __init__(
         self,
         *,
@@ -241,12 +246,38 @@ class NextTaskResponse(google.protobuf.message.Message):
         wait: Global___Wait | None = ...,
         finished: Global___Finished | None = ...,
         verify: Global___VerifyTask | None = ...,
+        quarantined: Global___QuarantinedUpdate | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["evaluate", b"evaluate", "finished", b"finished", "task", b"task", "train", b"train", "verify", b"verify", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evaluate", b"evaluate", "finished", b"finished", "task", b"task", "train", b"train", "verify", b"verify", "wait", b"wait"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["evaluate", b"evaluate", "finished", b"finished", "quarantined", b"quarantined", "task", b"task", "train", b"train", "verify", b"verify", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evaluate", b"evaluate", "finished", b"finished", "quarantined", b"quarantined", "task", b"task", "train", b"train", "verify", b"verify", "wait", b"wait"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["task", b"task"]) -> typing.Literal["train", "evaluate", "wait", "finished", "verify"] | None: ...
 
 Global___NextTaskResponse: typing_extensions.TypeAlias = NextTaskResponse
+
+@typing.final
+class QuarantinedUpdate(google.protobuf.message.Message):
+    """An update that was received, but with which the round could not be aggregated. Its receipt stays what it was."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    digest: builtins.bytes
+    """of the update"""
+    reason: builtins.str
+    """for people to read"""
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        digest: builtins.bytes = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "reason", b"reason", "round", b"round"]) -> None: ...
+
+Global___QuarantinedUpdate: typing_extensions.TypeAlias = QuarantinedUpdate
 
 @typing.final
 class ModelRef(google.protobuf.message.Message):
@@ -363,12 +394,13 @@ class TrainTask(google.protobuf.message.Message):
     SECONDS_LEFT_FIELD_NUMBER: builtins.int
     REPORT_GRADIENT_NORM_FIELD_NUMBER: builtins.int
     ERROR_FEEDBACK_FIELD_NUMBER: builtins.int
+    REPORT_FIELDS_FIELD_NUMBER: builtins.int
     PREDICTION_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
     id: builtins.str
     round: builtins.int
     codec: builtins.str
-    """for the update's parameters"""
+    """that the update's parameters must be in. All tasks of a round name this client the same one"""
     seconds_left: builtins.float
     """until the round's deadline; 0: none"""
     report_gradient_norm: builtins.bool
@@ -379,6 +411,10 @@ class TrainTask(google.protobuf.message.Message):
     def model(self) -> Global___ModelRef: ...
     @property
     def plan(self) -> Global___Plan: ...
+    @property
+    def report_fields(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """optional fields of TrainReport that the update's report must contain"""
+
     @property
     def prediction(self) -> Global___Prediction:
         """tell the update by an earlier one, in place of error feedback; left out: do not"""
@@ -398,11 +434,12 @@ class TrainTask(google.protobuf.message.Message):
         seconds_left: builtins.float = ...,
         report_gradient_norm: builtins.bool = ...,
         error_feedback: builtins.bool = ...,
+        report_fields: collections.abc.Iterable[builtins.str] | None = ...,
         prediction: Global___Prediction | None = ...,
         privacy: Global___Privacy | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model", "plan", b"plan", "prediction", b"prediction", "privacy", b"privacy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["codec", b"codec", "error_feedback", b"error_feedback", "id", b"id", "model", b"model", "plan", b"plan", "prediction", b"prediction", "privacy", b"privacy", "report_gradient_norm", b"report_gradient_norm", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["codec", b"codec", "error_feedback", b"error_feedback", "id", b"id", "model", b"model", "plan", b"plan", "prediction", b"prediction", "privacy", b"privacy", "report_fields", b"report_fields", "report_gradient_norm", b"report_gradient_norm", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
 
 Global___TrainTask: typing_extensions.TypeAlias = TrainTask
 
@@ -649,7 +686,7 @@ class FetchModelRequest(google.protobuf.message.Message):
     change: builtins.bool
     """not the model, but the change that leads to it"""
     compact: builtins.bool
-    """the model as ModelRef.compact"""
+    """the model as ModelRef.compact; only where the task has that"""
     def __init__(
         self,
         *,
@@ -665,7 +702,9 @@ Global___FetchModelRequest: typing_extensions.TypeAlias = FetchModelRequest
 
 @typing.final
 class TrainReport(google.protobuf.message.Message):
-    """What a rule needs to know beside the update."""
+    """What a rule needs to know beside the update. All numbers are finite; the rule of the federation may require more
+    (TrainTask.report_fields). docs/security.md has the ranges.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -743,6 +782,9 @@ class OpenUploadRequest(google.protobuf.message.Message):
     model_digest: builtins.bytes
     """of the model it was computed on"""
     codec: builtins.str
+    """One that a TrainTask of this round named to this client; any other is refused. Of rounds that began before the server
+    was last started, and of those more than 8 tasks ago, every codec is taken that the settings since then could have named.
+    """
     size_bytes: builtins.int
     """of the encoded stream"""
     digest: builtins.bytes
@@ -819,7 +861,11 @@ Global___SendUploadResponse: typing_extensions.TypeAlias = SendUploadResponse
 
 @typing.final
 class Receipt(google.protobuf.message.Message):
-    """The answer to one update. The same update gets the same receipt, however often it is sent."""
+    """The answer to one update, by its digest. An update that was counted gets the same receipt, however often it is sent, and
+    every other update of that client and round is refused after it. The same holds for one in the history, until a later
+    update of its client takes its place there: from then on every update for that round is OUTCOME_IGNORED. Only a server
+    that was restarted may have lost one whose receipt was not `durable`; it then takes whichever comes first.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -830,6 +876,7 @@ class Receipt(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     round: builtins.int
     digest: builtins.bytes
+    """of the update; empty where it was ignored because its round was over"""
     outcome: Global___Outcome.ValueType
     durable: builtins.bool
     """true: survives a crash of the server; false: lost with it, and then asked for again"""
@@ -891,7 +938,9 @@ class Evaluation(google.protobuf.message.Message):
     PERSONAL_LOSS_FIELD_NUMBER: builtins.int
     PERSONAL_ACCURACY_FIELD_NUMBER: builtins.int
     samples: builtins.int
+    """at least 1"""
     loss: builtins.float
+    """beyond 1e30 in magnitude it counts as 1e30"""
     accuracy: builtins.float
     """0..1; left out where the task has none"""
     personal_loss: builtins.float
@@ -981,7 +1030,7 @@ class HeartbeatRequest(google.protobuf.message.Message):
     FAILURE_FIELD_NUMBER: builtins.int
     session: builtins.str
     task: builtins.str
-    """id of the task at hand"""
+    """id of the task at hand, as it came; empty: there is none, and the answer says to abandon"""
     steps_done: builtins.int
     steps_planned: builtins.int
     """0: unknown"""

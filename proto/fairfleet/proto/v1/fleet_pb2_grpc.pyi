@@ -198,6 +198,7 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetTakeTas
                       call names, or has ended: stop.
     INVALID_ARGUMENT  the request cannot be right, whatever the state: a bug or a mismatch; do not retry.
     INTERNAL          a bug of the server: retry a few times, then report it.
+    UNIMPLEMENTED     the message came in gRPC's own compression (gzip, deflate), which no server takes: switch it off.
     """
 
     @typing.overload
@@ -294,9 +295,11 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetTakeTas
     ABORTED              a process that joined for the first time after this one speaks for the client: stop.
     FAILED_PRECONDITION  the protocol versions do not match, no codec is known to both, or the federation asks for noise
                          that the client does not know of: upgrade one side.
-    INVALID_ARGUMENT     the client's model is not the federation's; the message names the first difference.
+    INVALID_ARGUMENT     the client's model is not the federation's; the message names the first difference. Or `instance`
+                         is empty.
     ALREADY_EXISTS       two processes keep taking this identity from each other; the holder keeps it.
-    RESOURCE_EXHAUSTED   the fleet is full: come back much later.
+    RESOURCE_EXHAUSTED   the fleet is full: come back much later. Or this client has joined too often: the trailing
+                         metadata carry the seconds to wait, as `fairfleet-retry-seconds`.
     """
 
     NextTask: _FleetNextTaskType
@@ -317,19 +320,26 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetTakeTas
     FetchModel: _FleetFetchModelType
     """Streams a committed model, from any chunk boundary. Safe to repeat, from where the last try ended.
 
-    NOT_FOUND     that version is no longer published: ask for the next task.
+    NOT_FOUND     that version is no longer published: ask for the next task. Or it has no compact form (the message
+                  says so): fetch it without `compact`.
     OUT_OF_RANGE  the offset is not the beginning of a chunk: begin at 0.
     """
 
     OpenUpload: _FleetOpenUploadType
     """Announces one update and learns how much of it the server has: send the rest with SendUpload.
     Safe to repeat; for the same digest the answered offset does not decrease while the server's
-    machine stays up. Another digest for the same round begins at 0. A receipt in the answer means
-    that nothing needs to be sent.
+    machine stays up. Another digest for the same round begins at 0, as long as none has a receipt. A receipt in the
+    answer means that nothing needs to be sent. It is always of the announced update: a round takes one update of each
+    client, the first that gets a receipt (see Receipt). For the same round and digest, the report of the first
+    announcement stands.
 
     FAILED_PRECONDITION  the client was not asked to train in this round, the model digest is not that
                          of the round's model, the base is not held here any more, or less was done to the update for privacy than is asked
                          for by now: ask for a new task, train again.
+                         Or another update of this client has the receipt for this round. Then the trailing metadata carry
+                         its digest, as `fairfleet-standing-bin`: drop this update, ask for the next task.
+    INVALID_ARGUMENT     the codec is none that the client's task named (see OpenUploadRequest.codec), or a field is
+                         missing or out of range; the message names it. Do not retry.
     RESOURCE_EXHAUSTED   the declared size is over the server's limit: do not retry.
     """
 
@@ -343,24 +353,39 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetTakeTas
     begin at 0. What OpenUpload would refuse is refused here with the same code.
 
     FAILED_PRECONDITION  the upload is not open (another OpenUpload replaced it), or the server has a
-                         part of what was announced with it: open it again.
+                         part of what was announced with it: open it again. With `fairfleet-standing-bin` among the
+                         trailing metadata: another update has the receipt, as said at OpenUpload.
     DATA_LOSS            a chunk does not match its checksum, or the whole does not match the digest:
                          open the upload again.
     OUT_OF_RANGE         a chunk is not the one that follows: open the upload again.
-    INVALID_ARGUMENT     a value is not finite, or a chunk is not of the announced form: do not retry.
+    INVALID_ARGUMENT     a value is not finite, a chunk is not of the announced form, its checksum has another length or
+                         byte order than FORMAT.md says, a message is longer than its data and fields can be, a
+                         running_var is negative, `steps` is 0 though the update is not zero, or the metadata have
+                         neither of the two keys: do not retry.
     """
 
     ReportEvaluation: _FleetReportEvaluationType
     """Says how a model version does on the client's own test split. Safe to repeat: the first report counts.
 
-    FAILED_PRECONDITION  less was done to it for privacy than is asked for by now: ask for a new task.
+    FAILED_PRECONDITION  this client was not selected to evaluate this version, or less was done to the evaluation for
+                         privacy than the server requires by now: request a new task.
+    INVALID_ARGUMENT     there is neither an evaluation nor a failure, or a field is out of range; the message names it.
     """
 
     ReportVerification: _FleetReportVerificationType
-    """The losses of trial steps on the client's own training data. Safe to repeat: the first report counts."""
+    """The losses of trial steps on the client's own training data. Safe to repeat: the first report counts.
+
+    FAILED_PRECONDITION  this client was not selected to verify a step of this round, or the round verifies another step
+                         than that of `step_digest`: request the task again.
+    INVALID_ARGUMENT     there is not one loss per trial, or a loss is NaN or -inf; +inf means that the trial diverged.
+    """
 
     Heartbeat: _FleetHeartbeatType
-    """Renews the lease of a client that is busy, and carries how far it is. Safe to repeat."""
+    """Renews the lease of a client that is busy, and carries how far it is. Safe to repeat.
+
+    INVALID_ARGUMENT  the task is not of the form of this client's task ids. (One that is over is no mistake: the answer
+                      says to abandon it.)
+    """
 
     Leave: _FleetLeaveType
     """Says goodbye: the round goes on without this client at once. Safe to repeat."""
@@ -420,6 +445,7 @@ class FleetServicer(metaclass=abc.ABCMeta):
                       call names, or has ended: stop.
     INVALID_ARGUMENT  the request cannot be right, whatever the state: a bug or a mismatch; do not retry.
     INTERNAL          a bug of the server: retry a few times, then report it.
+    UNIMPLEMENTED     the message came in gRPC's own compression (gzip, deflate), which no server takes: switch it off.
     """
 
     @abc.abstractmethod
@@ -433,9 +459,11 @@ class FleetServicer(metaclass=abc.ABCMeta):
         ABORTED              a process that joined for the first time after this one speaks for the client: stop.
         FAILED_PRECONDITION  the protocol versions do not match, no codec is known to both, or the federation asks for noise
                              that the client does not know of: upgrade one side.
-        INVALID_ARGUMENT     the client's model is not the federation's; the message names the first difference.
+        INVALID_ARGUMENT     the client's model is not the federation's; the message names the first difference. Or `instance`
+                             is empty.
         ALREADY_EXISTS       two processes keep taking this identity from each other; the holder keeps it.
-        RESOURCE_EXHAUSTED   the fleet is full: come back much later.
+        RESOURCE_EXHAUSTED   the fleet is full: come back much later. Or this client has joined too often: the trailing
+                             metadata carry the seconds to wait, as `fairfleet-retry-seconds`.
         """
 
     @abc.abstractmethod
@@ -471,7 +499,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[fairfleet.proto.v1.model_pb2.Chunk], collections.abc.AsyncIterator[fairfleet.proto.v1.model_pb2.Chunk]]:
         """Streams a committed model, from any chunk boundary. Safe to repeat, from where the last try ended.
 
-        NOT_FOUND     that version is no longer published: ask for the next task.
+        NOT_FOUND     that version is no longer published: ask for the next task. Or it has no compact form (the message
+                      says so): fetch it without `compact`.
         OUT_OF_RANGE  the offset is not the beginning of a chunk: begin at 0.
         """
 
@@ -483,12 +512,18 @@ class FleetServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[fairfleet.proto.v1.fleet_pb2.OpenUploadResponse, collections.abc.Awaitable[fairfleet.proto.v1.fleet_pb2.OpenUploadResponse]]:
         """Announces one update and learns how much of it the server has: send the rest with SendUpload.
         Safe to repeat; for the same digest the answered offset does not decrease while the server's
-        machine stays up. Another digest for the same round begins at 0. A receipt in the answer means
-        that nothing needs to be sent.
+        machine stays up. Another digest for the same round begins at 0, as long as none has a receipt. A receipt in the
+        answer means that nothing needs to be sent. It is always of the announced update: a round takes one update of each
+        client, the first that gets a receipt (see Receipt). For the same round and digest, the report of the first
+        announcement stands.
 
         FAILED_PRECONDITION  the client was not asked to train in this round, the model digest is not that
                              of the round's model, the base is not held here any more, or less was done to the update for privacy than is asked
                              for by now: ask for a new task, train again.
+                             Or another update of this client has the receipt for this round. Then the trailing metadata carry
+                             its digest, as `fairfleet-standing-bin`: drop this update, ask for the next task.
+        INVALID_ARGUMENT     the codec is none that the client's task named (see OpenUploadRequest.codec), or a field is
+                             missing or out of range; the message names it. Do not retry.
         RESOURCE_EXHAUSTED   the declared size is over the server's limit: do not retry.
         """
 
@@ -507,11 +542,15 @@ class FleetServicer(metaclass=abc.ABCMeta):
         begin at 0. What OpenUpload would refuse is refused here with the same code.
 
         FAILED_PRECONDITION  the upload is not open (another OpenUpload replaced it), or the server has a
-                             part of what was announced with it: open it again.
+                             part of what was announced with it: open it again. With `fairfleet-standing-bin` among the
+                             trailing metadata: another update has the receipt, as said at OpenUpload.
         DATA_LOSS            a chunk does not match its checksum, or the whole does not match the digest:
                              open the upload again.
         OUT_OF_RANGE         a chunk is not the one that follows: open the upload again.
-        INVALID_ARGUMENT     a value is not finite, or a chunk is not of the announced form: do not retry.
+        INVALID_ARGUMENT     a value is not finite, a chunk is not of the announced form, its checksum has another length or
+                             byte order than FORMAT.md says, a message is longer than its data and fields can be, a
+                             running_var is negative, `steps` is 0 though the update is not zero, or the metadata have
+                             neither of the two keys: do not retry.
         """
 
     @abc.abstractmethod
@@ -522,7 +561,9 @@ class FleetServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[fairfleet.proto.v1.fleet_pb2.ReportEvaluationResponse, collections.abc.Awaitable[fairfleet.proto.v1.fleet_pb2.ReportEvaluationResponse]]:
         """Says how a model version does on the client's own test split. Safe to repeat: the first report counts.
 
-        FAILED_PRECONDITION  less was done to it for privacy than is asked for by now: ask for a new task.
+        FAILED_PRECONDITION  this client was not selected to evaluate this version, or less was done to the evaluation for
+                             privacy than the server requires by now: request a new task.
+        INVALID_ARGUMENT     there is neither an evaluation nor a failure, or a field is out of range; the message names it.
         """
 
     @abc.abstractmethod
@@ -531,7 +572,12 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: fairfleet.proto.v1.fleet_pb2.ReportVerificationRequest,
         context: _ServicerContext,
     ) -> typing.Union[fairfleet.proto.v1.fleet_pb2.ReportVerificationResponse, collections.abc.Awaitable[fairfleet.proto.v1.fleet_pb2.ReportVerificationResponse]]:
-        """The losses of trial steps on the client's own training data. Safe to repeat: the first report counts."""
+        """The losses of trial steps on the client's own training data. Safe to repeat: the first report counts.
+
+        FAILED_PRECONDITION  this client was not selected to verify a step of this round, or the round verifies another step
+                             than that of `step_digest`: request the task again.
+        INVALID_ARGUMENT     there is not one loss per trial, or a loss is NaN or -inf; +inf means that the trial diverged.
+        """
 
     @abc.abstractmethod
     def Heartbeat(
@@ -539,7 +585,11 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: fairfleet.proto.v1.fleet_pb2.HeartbeatRequest,
         context: _ServicerContext,
     ) -> typing.Union[fairfleet.proto.v1.fleet_pb2.HeartbeatResponse, collections.abc.Awaitable[fairfleet.proto.v1.fleet_pb2.HeartbeatResponse]]:
-        """Renews the lease of a client that is busy, and carries how far it is. Safe to repeat."""
+        """Renews the lease of a client that is busy, and carries how far it is. Safe to repeat.
+
+        INVALID_ARGUMENT  the task is not of the form of this client's task ids. (One that is over is no mistake: the answer
+                          says to abandon it.)
+        """
 
     @abc.abstractmethod
     def Leave(

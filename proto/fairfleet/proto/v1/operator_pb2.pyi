@@ -801,17 +801,22 @@ class AdmissionFinding(google.protobuf.message.Message):
     VALUE_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
     STOOD_IN_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
     client: builtins.str
     check: builtins.str
-    """norm: of the update; loss: that it reported; samples: that it reported"""
+    """norm: of the update; loss: that it reported; samples: that it reported; buffers: their change; aggregation: see quarantined"""
     decision: builtins.str
-    """observed: nothing was done; clipped, winsorised, capped: counts for less; rejected: not in the round"""
+    """observed: nothing was done; clipped, winsorised, capped: counts for less; rejected: not in the round;"""
     value: builtins.float
-    """as it came"""
+    """quarantined: the round could not be aggregated with it, so it was left out and put aside
+    as it came
+    """
     limit: builtins.float
     """that it is above"""
     stood_in: builtins.bool
     """the row is of an earlier round, and its client absent"""
+    reason: builtins.str
+    """in words, where value and limit say nothing"""
     def __init__(
         self,
         *,
@@ -821,8 +826,9 @@ class AdmissionFinding(google.protobuf.message.Message):
         value: builtins.float = ...,
         limit: builtins.float = ...,
         stood_in: builtins.bool = ...,
+        reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["check", b"check", "client", b"client", "decision", b"decision", "limit", b"limit", "stood_in", b"stood_in", "value", b"value"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["check", b"check", "client", b"client", "decision", b"decision", "limit", b"limit", "reason", b"reason", "stood_in", b"stood_in", "value", b"value"]) -> None: ...
 
 Global___AdmissionFinding: typing_extensions.TypeAlias = AdmissionFinding
 

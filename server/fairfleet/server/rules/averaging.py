@@ -9,32 +9,44 @@ from typing import ClassVar
 
 import numpy as np
 
-from fairfleet.server.rules.algebra import moved, spread
-from fairfleet.server.rules.base import Cohort, Rule, State, Step, Weighting
+from fairfleet.server.rules.algebra import ZERO, scatter
+from fairfleet.server.rules.base import Needs, Rule, State, Step
+from fairfleet.server.rules.cohort import Cohort, Weighting, shares
 
 
 class FedAvg(Rule):
-    """d = sum w_k g_k"""
+    """The weighted mean of the updates: d = sum w_k g_k."""
 
     summary: ClassVar[str] = "weighted mean of the updates"
     weighting: Weighting = "samples"
 
+    def needs(self) -> Needs:
+        """Return that no inner products are needed."""
+        return Needs(products=False)
+
     def is_plain_mean(self) -> bool:
-        return type(self) is FedAvg and self.weighting == "uniform"  # a rule made from it may do anything
+        """Return whether the weights are uniform. A subclass may do anything, so it is not."""
+        return type(self) is FedAvg and self.weighting == "uniform"
 
     def step(self, cohort: Cohort, state: State) -> Step:
+        """Return the weights as coefficients."""
         return Step(cohort.weights(self.weighting))
 
 
 class FedAvgN(Rule):
-    """d = sum w_k g_k / |g_k|"""
+    """The weighted mean of the updates scaled to length one: d = sum w_k g_k / |g_k|."""
 
     summary: ClassVar[str] = "mean of the normalised updates: a large update cannot dominate"
     weighting: Weighting = "uniform"
 
+    def needs(self) -> Needs:
+        """Return that no inner products are needed, only lengths."""
+        return Needs(products=False)
+
     def step(self, cohort: Cohort, state: State) -> Step:
-        here = moved(cohort.own.whole)
-        if not len(here):
+        """Return the weights over the lengths, without clients whose update is zero."""
+        moved = np.flatnonzero(cohort.own.norms > ZERO)
+        if not len(moved):
             return Step(np.zeros(len(cohort)), status="stationary")
-        weights = cohort.weights(self.weighting)[here]
-        return Step(spread(weights / weights.sum() / cohort.own.norms[here], here, len(cohort)))
+        weights = cohort.weights(self.weighting)[moved]
+        return Step(scatter(shares(weights) / cohort.own.norms[moved], moved, len(cohort)))

@@ -1,7 +1,8 @@
-"""FedMDFG: a common descent direction that turns towards equal losses when the losses drift apart.
+"""FedMDFG: a common descent direction, guided towards equal losses when they drift apart.
 
-Pan, Wang, Li, Zhou, Lin: FedMDFG: Federated Learning with Multi-Gradient Descent and Fair Guidance, AAAI 2023.
-The direction is here, and its line search: clients try steps that are halved again and again, and tell their losses.
+Pan, Wang, Li, Zhou, Lin: FedMDFG: Federated Learning with Multi-Gradient Descent and Fair
+Guidance, AAAI 2023. This module has the direction and its line search: clients try steps that
+are halved again and again, and report their losses.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from fairfleet.server.minnorm import min_norm_on_simplex
-from fairfleet.server.rules.algebra import ZERO, length, uniform, vanishes
-from fairfleet.server.rules.base import Cohort, Found, Needs, Rule, State, Step, Trials, Vector
+from fairfleet.server.rules.algebra import ZERO, length, scaled_down, uniform, vanishes
+from fairfleet.server.rules.base import LineSearchResult, Needs, Rule, State, Step, StepTrials
+from fairfleet.server.rules.cohort import Cohort, Vector
+from fairfleet.server.rules.min_norm import min_norm_on_simplex
 
-MOST_HALVINGS = 32  # in one line search, however short the shortest combination is
+MAX_HALVINGS = 32  # in one line search, however short the shortest combination is
 
 
 class Expectation(State):
@@ -29,14 +31,25 @@ class Expectation(State):
 
 
 class FedMDFGState(State):
-    expected: dict[str, Expectation] = Field(default_factory=dict)
-    mean_norm: float = 0.0  # of the last round's updates, to which they were scaled
+    """The clients' expectations, and the length to which the last round's updates were scaled."""
+
+    expected: dict[str, Expectation] = Field(default_factory=dict)  # by client id
+    mean_norm: float = 0.0
 
 
 class FedMDFG(Rule):
-    """Min-norm direction over equally long updates, fair guidance, and clients that left since the last round."""
+    """The min-norm direction over updates of equal length, with fair guidance.
 
-    summary: ClassVar[str] = "common descent with guidance to equal losses; line search by trial losses"
+    Clients that left since the last round take part with their last update. Guidance is active if
+    the angle between the losses and the all-ones vector exceeds `theta_deg` degrees, or if some
+    but not all losses rose above their expectations. The line search (`SearchLine`) tries up to
+    2^s times the optimizer's step; an accepted trial lowers each loss by at least `beta` times the
+    decrease that its slope promises.
+    """
+
+    summary: ClassVar[str] = (
+        "common descent with guidance to equal losses; line search by trial losses"
+    )
     Memory: ClassVar[type[State]] = FedMDFGState
     theta_deg: float = Field(default=11.25, ge=0.0, le=90.0)
     s: int = Field(default=5, ge=0)
@@ -44,127 +57,177 @@ class FedMDFG(Rule):
     line_search: bool = True
 
     def needs(self) -> Needs:
-        return Needs(line_search=self.line_search)
+        """Return that losses may not be negative: fairness is an angle between losses."""
+        return Needs(line_search=self.line_search, losses="non_negative")
 
-    def window(self, known: int, clients: int) -> int:
+    def window(self, known_clients: int, clients: int) -> int:
+        """Return 1: only the rows of the last round are used."""
         return 1
 
     def step(self, cohort: Cohort, state: FedMDFGState) -> Step:
+        """Return the guided direction, the updated expectations and the trials."""
         expected, rises = self.expectations(cohort, state)
         m, angle = len(cohort), float(np.degrees(np.arccos(equality(cohort.losses))))
         guided = angle > self.theta_deg or 0 < rises < m
-        left = [at for at in cohort.absent() if cohort.history[at].round == cohort.round - 1]
-        rows = [*range(m), *(m + at for at in left)]
-        gram = cohort.gram.of(rows)
-        mu = float(gram.norms[:m].mean())
-        # a client that left enters as long as it counted in its own round
-        lengths = np.where(np.arange(len(rows)) < m, mu, state.mean_norm or mu)
-        scale = np.divide(lengths, gram.norms, out=np.zeros(len(rows)), where=gram.norms > ZERO)
-        found = direction(gram.whole * np.outer(scale, scale), m, guidance(cohort.losses) if guided else None)
-        coefficients = np.zeros(len(cohort.gram))
-        coefficients[rows] = found.coefficients * scale
-        slopes = dict(zip(cohort.clients, (cohort.gram.whole[:m] @ coefficients).tolist(), strict=True))
-        line = Line(self.s, self.beta, found.stretch, guided, absent=bool(left), slopes=slopes)
+        departed = [
+            index for index in cohort.absent() if cohort.history[index].round == cohort.round - 1
+        ]
+        rows = [*range(m), *(m + index for index in departed)]
+        mu = float(cohort.own.norms.mean())
+        guide = guidance(cohort.losses) if guided else None
+        shortest = equal_length_direction(cohort, rows, mu, state.mean_norm or mu, guide)
+        stretch, absent = shortest.stretch, bool(departed)
+        slopes = cohort.gram.whole[:m] @ shortest.coefficients
+        by_client = dict(zip(cohort.clients, slopes.tolist(), strict=True))
+        line = SearchLine(self.s, self.beta, stretch, guided, absent=absent, slopes=by_client)
         return Step(
-            coefficients,
-            status=found.status,
+            shortest.coefficients,
+            status=shortest.status,
             state=FedMDFGState(expected=state.expected | expected, mean_norm=mu),
-            notes={"guided": guided, "angle_deg": angle, "absent": bool(left), "stretch": found.stretch},
-            trials=line.trials() if self.line_search and found.stretch else None,
+            notes={"guided": guided, "angle_deg": angle, "absent": absent, "stretch": stretch},
+            trials=line.trials() if self.line_search and stretch else None,
         )
 
-    def expectations(self, cohort: Cohort, state: FedMDFGState) -> tuple[dict[str, Expectation], int]:
-        """The clients' expectations after this round, and how many losses rose above theirs."""
+    def expectations(
+        self, cohort: Cohort, state: FedMDFGState
+    ) -> tuple[dict[str, Expectation], int]:
+        """Return the clients' expectations after this round, and how many losses rose above them.
+
+        The expectation of a loss that did not rise becomes a running mean over participations.
+        """
         after, rises = {}, 0
         for client, loss in zip(cohort.clients, cohort.losses.tolist(), strict=True):
             before = state.expected.get(client)
             if before is None:
                 after[client] = Expectation(loss=loss)
                 continue
-            turns, mean = before.participations + 1, before.loss
+            participations, mean = before.participations + 1, before.loss
             if loss > before.loss:
                 rises += 1
             else:
-                mean = (before.loss * before.participations + loss) / turns
-            after[client] = Expectation(loss=mean, participations=turns)
+                # This form of the mean needs no sum that may overflow.
+                mean = before.loss + (loss - before.loss) / participations
+            after[client] = Expectation(loss=mean, participations=participations)
         return after, rises
 
 
 def equality(losses: Vector) -> float:
-    """The cosine between the losses and the all-ones vector: one if they are equal."""
-    size = float(np.linalg.norm(losses)) * len(losses) ** 0.5
-    return float(np.clip(losses.sum() / size, -1.0, 1.0)) if size else 1.0
+    """Return the cosine between the losses and the all-ones vector: one if they are equal.
+
+    Returns -1 for the losses of a trial that diverged.
+    """
+    if not np.isfinite(losses).all():
+        return -1.0
+    small, _ = scaled_down(losses)
+    size = float(np.linalg.norm(small)) * len(losses) ** 0.5
+    return float(np.clip(small.sum() / size, -1.0, 1.0)) if size else 1.0
 
 
 def guidance(losses: Vector) -> Vector | None:
-    """h: the unit vector against which the losses become more equal."""
-    size = float(np.linalg.norm(losses))
+    """Return h, the unit vector against which the losses become more equal.
+
+    Returns None if they are equal or zero.
+    """
+    small, _ = scaled_down(losses)
+    size = float(np.linalg.norm(small))
     if size == 0.0:
         return None
-    fractions, p = losses / size, np.full(len(losses), len(losses) ** -0.5)
+    fractions, p = small / size, np.full(len(losses), len(losses) ** -0.5)
     h = (fractions @ p) * fractions - p
     norm = float(np.linalg.norm(h))
     return np.asarray(h / norm) if norm > 1e-12 else None
 
 
-class Shortest(NamedTuple):
+class ShortestDirection(NamedTuple):
+    """A direction as coefficients of rows."""
+
     coefficients: Vector
-    stretch: float = 0.0  # from the shortest combination to the step
+    stretch: float = 0.0  # the factor from the shortest combination to this direction
     status: str = "ok"
 
 
-def direction(gram: Vector, clients: int, guide: Vector | None) -> Shortest:
-    """The shortest combination of the rows and the guide, as long as the clients' mean."""
+def equal_length_direction(
+    cohort: Cohort, rows: Sequence[int], mu: float, past_mu: float, guide: Vector | None
+) -> ShortestDirection:
+    """Return the direction over these rows, as coefficients of all rows of the cohort.
+
+    The clients' updates are scaled to length mu. The updates of departed clients are scaled to
+    past_mu, the length with which they counted in their own round.
+    """
+    gram, m = cohort.gram.of(rows), len(cohort)
+    sizes = np.where(np.arange(len(rows)) < m, mu, past_mu)
+    scale = np.divide(sizes, gram.norms, out=np.zeros(len(rows)), where=gram.norms > ZERO)
+    shortest = direction(gram.whole * np.outer(scale, scale), m, guide)
+    coefficients = np.zeros(len(cohort.gram))
+    coefficients[rows] = shortest.coefficients * scale
+    return shortest._replace(coefficients=coefficients)
+
+
+def direction(gram: Vector, clients: int, guide: Vector | None) -> ShortestDirection:
+    """Return the shortest combination of the rows and the guide, as long as the clients' mean."""
     zero, mean = np.zeros(len(gram)), uniform(clients, len(gram))
-    members = [line for line, square in zip(np.eye(len(gram)), np.diagonal(gram), strict=True) if square > 0.0]
+    members = [
+        line
+        for line, square in zip(np.eye(len(gram)), np.diagonal(gram), strict=True)
+        if square > 0.0
+    ]
     if guide is not None:
         fair = np.zeros(len(gram))
         fair[:clients] = guide
         members += [] if vanishes(fair, gram) else [fair]
     if not members:
-        return Shortest(zero, status="stationary")
+        return ShortestDirection(zero, status="stationary")
     lines = np.array(members)
     products = lines @ gram @ lines.T
     weights = min_norm_on_simplex(products).weights
     if vanishes(weights, products):
-        return Shortest(zero, status="pareto_stationary")
+        return ShortestDirection(zero, status="pareto_stationary")
     if vanishes(mean, gram):
-        return Shortest(zero, status="zero_mean")
+        return ShortestDirection(zero, status="zero_mean")
     stretch = length(mean, gram) / length(weights, products)
-    return Shortest(weights @ lines * stretch, stretch)
+    return ShortestDirection(weights @ lines * stretch, stretch)
 
 
 @dataclass(frozen=True)
-class Line:
-    """Along which the losses are tried: rates from 2^s (1 if a client left) down to 2^-s / stretch times the usual."""
+class SearchLine:
+    """The line along which clients try steps.
+
+    The rates go from 2^s times the usual one (1 if a client left) down to 2^-s / stretch.
+    """
 
     s: int
     beta: float
     stretch: float
     guided: bool
-    absent: bool
-    slopes: Mapping[str, float]  # g_k . d
+    absent: bool  # whether a client left since the last round
+    slopes: Mapping[str, float]  # g_k . d, by client
 
-    def trials(self) -> Trials:
+    def trials(self) -> StepTrials:
+        """Return the trials that clients must evaluate."""
         doublings = 0 if self.absent else self.s
         halvings = doublings + self.s + math.floor(math.log2(self.stretch))
-        return Trials(min(max(halvings, 0), MOST_HALVINGS), doublings, self.search)
+        return StepTrials(min(max(halvings, 0), MAX_HALVINGS), doublings, self.search)
 
-    def search(self, clients: Sequence[str], before: Vector, after: Vector, *, rate: float) -> Found | None:
-        """The first trial that lowers every loss as the slopes promise and, if guided, makes them more equal.
+    def search(
+        self, clients: Sequence[str], before: Vector, after: Vector, *, rate: float
+    ) -> LineSearchResult | None:
+        """Return the first trial that lowers every loss as its slope promises.
 
-        Else the longest that lowers their sum; else the one with the lowest, of equals the shortest. None where
-        every sum is infinite: such losses say nothing of any length.
+        If guided, it must also make the losses more equal. Otherwise return the longest trial that
+        lowers their sum; otherwise the one with the lowest sum, of equals the shortest. Return
+        None where every sum is infinite: such losses say nothing about any length.
         """
-        slopes, longest = np.array([self.slopes[client] for client in clients]), rate * self.trials().factor(0)
+        slopes = np.array([self.slopes[client] for client in clients])
+        longest = rate * self.trials().factor(0)
+        after = np.maximum(after, 0.0)  # the rule is defined only for such losses
         equal, total = equality(before), before.sum()
         for halvings, losses in enumerate(after):
             falls = bool((before - losses >= longest * 2.0**-halvings * self.beta * slopes).all())
             if falls and (not self.guided or equality(losses) > equal):
-                return Found(halvings, accepted=True)
+                return LineSearchResult(halvings, accepted=True)
         sums = after.sum(axis=1)
         lower = np.flatnonzero(sums < total)
         if len(lower):
-            return Found(int(lower[0]), accepted=False)
+            return LineSearchResult(int(lower[0]), accepted=False)
         lowest = np.flatnonzero(np.isfinite(sums) & (sums == sums.min()))
-        return Found(int(lowest[-1]), accepted=False) if len(lowest) else None
+        return LineSearchResult(int(lowest[-1]), accepted=False) if len(lowest) else None

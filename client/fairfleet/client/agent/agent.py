@@ -1,0 +1,342 @@
+"""The client process: it requests a task, carries it out, sends the result, and starts again.
+
+The model and the data stay loaded. The main thread trains and transfers. A second thread sends
+heartbeats while the main thread trains.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+
+from fairfleet.client.agent.counters import ClientCounters
+from fairfleet.client.agent.heartbeat import Heartbeat
+from fairfleet.client.agent.model_cache import ModelCache
+from fairfleet.client.agent.server_connection import ServerConnection, Stopped
+from fairfleet.client.agent.update_maker import UpdateMaker
+from fairfleet.client.agent.uploader import FINAL, UnusableUpdate, UpdateUploader
+from fairfleet.client.device.availability import Availability
+from fairfleet.client.device.certificate_renewal import Renewal
+from fairfleet.client.task import Abandoned, Measuring, Progress, Task
+from fairfleet.client.training.budget import Budget
+from fairfleet.client.training.personal_model import PersonalModel
+from fairfleet.client.training.step_trials import trial_losses
+from fairfleet.client.update.spool import Spool, SpooledUpdate
+from fairfleet.common import wire
+from fairfleet.common.codecs import ABILITIES
+from fairfleet.common.errors import BadRequest, NotKept, TaskFailed, UsageError, WrongState
+from fairfleet.common.net.server_access import ServerAccess
+from fairfleet.common.privacy import PrivacyTerms, SystemNoise, protected_evaluation, shortfall
+from fairfleet.common.reports import Evaluation
+from fairfleet.common.tensors import Signature
+from fairfleet.proto.v1 import fleet_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+FAILURES_IN_A_ROW = 3  # of the task; then it is broken, and a person must look at it
+MAX_MESSAGE_CHARS = 300  # of a failure's text, as sent to the server
+
+
+class Agent:
+    """One client: a task, a connection to its server, and a folder for its state."""
+
+    def __init__(
+        self,
+        name: str,
+        task: Task,
+        server: ServerAccess,
+        folder: Path,
+        budget: Budget | None = None,
+        least_noise: float = 0.0,
+        availability: Availability | None = None,
+        send_error_text: bool = False,
+    ) -> None:
+        """Prepare a client; nothing is sent before `run`.
+
+        `least_noise` is the smallest noise multiplier with which this client does any work.
+        `send_error_text` allows the text of a task's errors to be sent to the server. Raises
+        UsageError if the folder or the budget cannot be used.
+        """
+        self.task = task
+        self.counters = ClientCounters(device=task.device)
+        self._availability = availability or Availability()
+        self._least_noise, self._send_error_text = least_noise, send_error_text
+        self._failures = 0
+        self._quarantined = b""  # digest of the update whose quarantine was logged last
+        self._spool, self._personal = Spool(folder), PersonalModel(folder)
+        self._maker = UpdateMaker(
+            task, budget or Budget(), self._spool, self._personal, self.counters
+        )
+        signature = task.initial_model().signature
+        self._connection = ServerConnection(
+            server, _join_request(name, task, signature), self.counters
+        )
+        self._models = ModelCache(self._connection, signature)
+        self._uploader = UpdateUploader(self._connection, self._spool, self.counters, least_noise)
+        self._heartbeat = Heartbeat(self._connection)
+        self._renewal = Renewal(server)
+
+    def stop(self) -> None:
+        """Make `run` leave the server and return. May be called from a signal handler."""
+        self._connection.stop()
+
+    def run(self) -> str:
+        """Take part until the federation is finished, and return why this client ended."""
+        reason = "stopped"
+        try:
+            self._wait_until_available()
+            self._uploader.send_unsent()
+            while True:
+                self._renewal.renew_if_due()
+                self._wait_until_available()
+                response = self._models.next_task()
+                if response.WhichOneof("task") == "finished":
+                    reason = response.finished.reason
+                    return reason
+                self._handle(response)
+        except Stopped:
+            return reason
+        finally:
+            self._connection.leave(reason)
+
+    def _handle(self, response: pb.NextTaskResponse) -> None:
+        match response.WhichOneof("task"):
+            case "train" | "verify" | "evaluate" if self._availability.blocked_reason:
+                return  # The conditions changed during the poll, and this client leaves next.
+            case "train":
+                self._log_quarantine(response.quarantined)
+                self._require_noise(response.train.privacy)
+                self._attempt(response.train)
+            case "verify":
+                self._require_noise(self._connection.joined.privacy)
+                self._verify(response.verify)
+            case "evaluate":
+                self._require_noise(response.evaluate.privacy)
+                self._evaluate(response.evaluate)
+            case _:
+                self._connection.wait(response.wait.retry_after_seconds)
+
+    def _log_quarantine(self, update: pb.QuarantinedUpdate) -> None:
+        """Log once that an earlier update was left out of its round."""
+        if update.reason and update.digest != self._quarantined:
+            self._quarantined = update.digest
+            log.warning(
+                "round %d went on without this client's update: %s",
+                update.round,
+                update.reason,
+                extra={"round": update.round},
+            )
+
+    # ---- the owner's terms ---------------------------------------------------------------------
+
+    def _wait_until_available(self) -> None:
+        """Stay disconnected while the owner's conditions do not hold.
+
+        The server then does not wait for this client.
+        """
+        if not (reason := self._availability.blocked_reason):
+            return
+        log.info("not now: %s", reason)
+        self._connection.disconnect("not now")  # the reason itself is private
+        while self._availability.blocked_reason:
+            self._connection.wait(self._availability.every_seconds)
+        log.info("taking part again")
+        self._connection.reconnect()
+
+    def _while_available(self, progress: Progress) -> Progress:
+        """Return a progress function that also abandons the work when a condition fails."""
+
+        def report_progress(done: int, planned: int, loss: float) -> None:
+            progress(done, planned, loss)
+            if self._availability.blocked_reason:
+                raise Abandoned
+
+        return report_progress
+
+    def _require_noise(self, privacy: pb.Privacy) -> None:
+        """Raise UsageError if the server requests less noise than the owner of the data allows."""
+        noise_multiplier = wire.privacy_in(privacy).noise_multiplier
+        if noise_multiplier < self._least_noise:
+            raise UsageError(
+                f"the server requests updates with a noise multiplier of {noise_multiplier:g}; "
+                f"this client sends none with less than {self._least_noise:g}. The server's "
+                "operator can set privacy.where: client; or give a smaller --least-noise here."
+            )
+
+    def _error_text(self, error: Exception) -> str:
+        """Return what the server learns about a failure: the error's type.
+
+        The text may quote the data, so it stays in this client's log. It is sent only if the owner
+        of this machine allows it, and never with privacy.
+        """
+        private = self._least_noise > 0 or self._connection.joined.HasField("privacy")
+        text = type(error).__name__
+        if self._send_error_text and not private:
+            text = f"{text}: {error}"
+        return text[:MAX_MESSAGE_CHARS]
+
+    # ---- training ------------------------------------------------------------------------------
+
+    def _attempt(self, request: pb.TrainTask) -> None:
+        """Train and upload. After a failure the round continues without this client."""
+        about = {"round": request.round}
+        try:
+            self._train(request)
+            self._failures = 0
+        except (NotKept, WrongState) as error:
+            _log_not_needed(request.id, error, request.round)
+        except UnusableUpdate as error:
+            # The next round may go better, and a person can read here why this one did not.
+            log.error("%s is given up: %s", request.id, error, extra=about)
+            self._spool.clear()
+            self._connection.heartbeat(task=request.id, failure="the update was refused")
+        except Abandoned:
+            if self._connection.stopped:
+                raise Stopped from None
+            by_owner = self._availability.blocked_reason and "this client gave it up"
+            reason = by_owner or "the round went on without it"
+            log.info("%s was abandoned: %s", request.id, reason, extra=about)
+        except (Stopped, *FINAL):
+            raise
+        except Exception as error:  # the task is a user's code and may raise anything
+            self._record_failure(request, error)
+
+    def _record_failure(self, request: pb.TrainTask, error: Exception) -> None:
+        """Report a failed training. Raises TaskFailed after several failures in a row."""
+        self._failures += 1
+        self.counters.failures += 1
+        log.error("%s failed", request.id, exc_info=error, extra={"round": request.round})
+        self._spool.clear()
+        self._connection.heartbeat(task=request.id, failure=self._error_text(error))
+        if self._failures >= FAILURES_IN_A_ROW:
+            raise TaskFailed(
+                f"the task failed {self._failures} times in a row, the last time with "
+                f"{type(error).__name__}: {error}. Fix the task and restart the client."
+            ) from error
+
+    def _train(self, request: pb.TrainTask) -> None:
+        federation = self._connection.joined.federation
+        terms = wire.privacy_in(request.privacy)
+        spooled = self._spool.find(federation, request.round, request.model.digest.hex())
+        if spooled and _can_be_sent(spooled, request, terms):
+            # A second update would reveal more about the same data.
+            self._uploader.upload(spooled, begun=True)
+            return
+        self._uploader.settle(federation, terms)
+        self._models.fetch(request.model)
+        with self._heartbeat.during(request.id) as progress:
+            progress = self._while_available(progress)
+            spooled = self._maker.make(request, self._models, progress, federation)
+        self._uploader.upload(spooled, begun=False)
+
+    # ---- trying a step -------------------------------------------------------------------------
+
+    def _verify(self, request: pb.VerifyTask) -> None:
+        """Measure the losses after a step of several lengths, and report them."""
+        about = {"round": request.model.version}
+        losses, failure = list[float](), ""
+        try:
+            losses = self._trial_losses(request)
+        except NotKept as error:
+            _log_not_needed(request.id, error, request.model.version)
+            return
+        except Abandoned:
+            if self._connection.stopped:
+                raise Stopped from None
+            log.info("%s was abandoned: the step was taken without it", request.id, extra=about)
+            return
+        except (Stopped, *FINAL):
+            raise
+        except Exception as error:  # from a user's code, or from a step that cannot be decoded
+            log.exception("%s failed", request.id, extra=about)
+            failure = self._error_text(error)
+        self._report_verification(request, losses, failure)
+
+    def _trial_losses(self, request: pb.VerifyTask) -> list[float]:
+        assert isinstance(self.task, Measuring), "only clients with such a task are selected"
+        self._models.fetch(request.model)
+        step = self._models.fetch_step(request.step)
+        received, rounded = self._models.received, request.step.rounded
+        with self._heartbeat.during(request.id) as progress:
+            progress = self._while_available(progress)
+            return list(
+                trial_losses(self.task, received, step, request.halvings, progress, rounded)
+            )
+
+    def _report_verification(
+        self, request: pb.VerifyTask, losses: list[float], failure: str
+    ) -> None:
+        try:
+            self._connection.report_verification(
+                round=request.model.version,
+                step_digest=request.step.digest,
+                losses=losses,
+                failure=failure,
+            )
+        except (BadRequest, WrongState) as error:
+            # The server was restarted with other settings. It will select this client again.
+            _log_not_needed(request.id, error, request.model.version)
+
+    # ---- evaluating ----------------------------------------------------------------------------
+
+    def _evaluate(self, request: pb.EvaluateTask) -> None:
+        """Evaluate a model on this client's test data, and report the result."""
+        version = request.model.version
+        try:
+            self._models.fetch(request.model)
+        except NotKept as error:
+            _log_not_needed(request.id, error, version)
+            return
+        try:
+            with self._heartbeat.during(request.id):
+                shared = self.task.evaluate(self._models.received.named())
+                evaluation = self._personal.evaluate(self.task, shared)
+        except Exception as error:  # the task is a user's code and may raise anything
+            log.exception("%s failed", request.id, extra={"round": version})
+            self._connection.report_evaluation(version=version, failure=self._error_text(error))
+            return
+        self.counters.evaluation = evaluation
+        self._report_evaluation(request, evaluation)
+
+    def _report_evaluation(self, request: pb.EvaluateTask, evaluation: Evaluation) -> None:
+        if reports := wire.privacy_in(request.privacy).reports:
+            evaluation = protected_evaluation(evaluation, reports, SystemNoise())
+        try:
+            self._connection.report_evaluation(
+                version=request.model.version,
+                evaluation=wire.evaluation_out(evaluation),
+                privacy=request.privacy,
+            )
+        except WrongState as error:  # the server now requires more noise
+            _log_not_needed(request.id, error, request.model.version)
+
+
+def _join_request(name: str, task: Task, signature: Signature) -> pb.JoinRequest:
+    """Return how this client introduces itself to the server."""
+    return pb.JoinRequest(
+        client=name,
+        instance=secrets.token_hex(8),
+        protocol_version=wire.PROTOCOL_VERSION,
+        codecs=list(ABILITIES),
+        device=task.device,
+        train_samples=task.train_samples,
+        test_samples=task.test_samples,
+        signature=wire.signature_out(signature),
+        verifies=isinstance(task, Measuring),
+        protects=True,
+        predicts=True,
+    )
+
+
+def _can_be_sent(spooled: SpooledUpdate, request: pb.TrainTask, terms: PrivacyTerms) -> bool:
+    """Return whether an update of an earlier run still satisfies the request.
+
+    The server must have its base, and its privacy must be at least what is requested now.
+    """
+    readable_bases = {"", request.prediction.base.hex()}
+    return spooled.base in readable_bases and not shortfall(spooled.terms, terms)
+
+
+def _log_not_needed(task_id: str, error: Exception, round_number: int) -> None:
+    log.info("%s is no longer needed: %s", task_id, error, extra={"round": round_number})

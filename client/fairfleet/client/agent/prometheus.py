@@ -1,0 +1,119 @@
+"""A client's own metrics for Prometheus, on a separate port; see docs/metrics.md.
+
+They are served only with `--metrics`. The module needs prometheus-client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from fairfleet.client.agent.counters import ClientCounters
+from fairfleet.client.settings import host_and_port
+from fairfleet.common.errors import UsageError
+
+OUTCOMES = ("counted", "history", "ignored")
+
+
+def serve(counters: ClientCounters, name: str, listen: str) -> str:
+    """Serve the metrics at this host:port in a thread, and return the URL.
+
+    Raises UsageError if the port cannot be used.
+    """
+    host, port = host_and_port(listen) or ("", -1)  # the settings have checked the form
+    registry = CollectorRegistry()
+    registry.register(AgentCollector(counters, name))
+    try:
+        server, _ = start_http_server(port, host, registry)
+    except OSError as error:
+        raise UsageError(
+            f"cannot serve metrics on {listen}: {error.strerror}. Give another --metrics."
+        ) from error
+    return f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
+
+
+class AgentCollector(Collector):
+    """Converts a client's counters into metric families on every scrape."""
+
+    def __init__(self, counters: ClientCounters, name: str) -> None:
+        self._counters, self._name = counters, name
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metric families with their present values."""
+        yield InfoMetricFamily(
+            "fairfleet_agent",
+            "Name and device of this client",
+            {"client": self._name, "device": self._counters.device},
+        )
+        yield from self._transfers()
+        yield CounterMetricFamily(
+            "fairfleet_agent_steps", "Local training steps", self._counters.steps
+        )
+        yield CounterMetricFamily(
+            "fairfleet_agent_task_failures", "Trainings that failed", self._counters.failures
+        )
+        yield from self._training()
+        yield from self._evaluation()
+
+    def _transfers(self) -> Iterator[Metric]:
+        transferred = CounterMetricFamily(
+            "fairfleet_agent_transferred_bytes",
+            "Bytes of models received and of updates sent",
+            labels=["direction"],
+        )
+        transferred.add_metric(["received"], self._counters.received_bytes)
+        transferred.add_metric(["sent"], self._counters.sent_bytes)
+        yield transferred
+        yield CounterMetricFamily(
+            "fairfleet_agent_retries",
+            "Calls that failed and were made again",
+            self._counters.retries,
+        )
+        updates = CounterMetricFamily(
+            "fairfleet_agent_updates", "Updates by the server's decision", labels=["outcome"]
+        )
+        for outcome in OUTCOMES:
+            updates.add_metric([outcome], self._counters.updates[outcome])
+        yield updates
+
+    def _training(self) -> Iterator[Metric]:
+        report = self._counters.training
+        if report is None:
+            return
+        losses = GaugeMetricFamily(
+            "fairfleet_agent_training_loss",
+            "Loss before and after the newest training",
+            labels=["when"],
+        )
+        losses.add_metric(["before"], report.loss_before)
+        losses.add_metric(["after"], report.loss_after)
+        yield losses
+        yield GaugeMetricFamily(
+            "fairfleet_agent_training_seconds", "Duration of the newest training", report.seconds
+        )
+        if report.seconds:
+            yield GaugeMetricFamily(
+                "fairfleet_agent_steps_per_second",
+                "Speed of the newest training",
+                report.steps / report.seconds,
+            )
+
+    def _evaluation(self) -> Iterator[Metric]:
+        evaluation = self._counters.evaluation
+        if evaluation is None:
+            return
+        yield GaugeMetricFamily(
+            "fairfleet_agent_loss",
+            "Loss of the newest evaluation, on this client's test data",
+            evaluation.loss,
+        )
+        if evaluation.accuracy is not None:
+            yield GaugeMetricFamily(
+                "fairfleet_agent_accuracy_ratio",
+                "Accuracy of the newest evaluation, on this client's test data",
+                evaluation.accuracy,
+            )

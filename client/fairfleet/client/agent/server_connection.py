@@ -1,0 +1,394 @@
+"""The client's connection to its server: one session, and calls that are repeated while useful.
+
+Restarts of the server, changed addresses, refused and half-open connections are handled here: for
+the caller, a call either succeeds or fails for good. The session is joined again when necessary.
+The training thread and the heartbeat thread may use the connection at the same time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import grpc
+
+from fairfleet.client.agent.call_errors import (
+    details_of,
+    is_from_server,
+    retry_seconds,
+    standing_digest,
+    with_standing_update,
+)
+from fairfleet.client.agent.connection_probe import probe
+from fairfleet.client.agent.counters import ClientCounters
+from fairfleet.common.cli.durations import format_duration
+from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
+from fairfleet.common.net.channel_options import CLIENT_OPTIONS
+from fairfleet.common.net.server_access import ServerAccess, handshake_words
+from fairfleet.common.wire import ANNOUNCED_METADATA, TASK_METADATA, UPLOAD_METADATA
+from fairfleet.proto.v1 import fleet_pb2 as pb
+from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 2.0  # all clients are back within seconds of a server's restart
+TRIES_BEFORE_PATIENCE = 40  # ten minutes or more, since each waits for a connection
+PATIENT_PAUSE_SECONDS = 60.0  # an absence of days: radio and battery matter more than seconds
+CALL_SECONDS = 15.0  # for calls that the server answers at once
+POLL_SECONDS = 45.0  # for NextTask, which the server holds for up to 30 s
+FAILURES_BEFORE_NEW_CHANNEL = 3  # a channel can keep using an address that is gone
+SERVER_BUGS_TOLERATED = 8
+NO_CONNECTION = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+SERVER_BUGS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+
+
+class Stopped(Exception):
+    """Raised by a call when a person or the system has requested this client to stop."""
+
+
+def pauses() -> Iterator[float]:
+    """Yield pauses in seconds: exponential backoff with full jitter.
+
+    The jitter keeps a thousand clients from returning at the same moment.
+    """
+    longest = FIRST_PAUSE_SECONDS
+    for tries in itertools.count():
+        yield random.uniform(0.05, longest)  # not a secret
+        longest = min(
+            2 * longest,
+            PATIENT_PAUSE_SECONDS if tries >= TRIES_BEFORE_PATIENCE else LONGEST_PAUSE_SECONDS,
+        )
+
+
+class ServerConnection:
+    """A connection with one session, kept alive across failures.
+
+    `joined` is the newest answer to Join. Its session is empty when it is no longer valid.
+    """
+
+    def __init__(
+        self, access: ServerAccess, join: pb.JoinRequest, counters: ClientCounters | None = None
+    ) -> None:
+        self.address = access.address
+        self._access = access
+        self.counters = counters or ClientCounters()
+        self.joined = pb.JoinResponse()
+        self._join_request = join
+        self._join_lock = threading.Lock()
+        self._stop = threading.Event()
+        self._is_disconnected = False
+        self._failures = 0
+        self._has_joined = False
+        self._connect()
+
+    def _connect(self) -> None:
+        self._channel = self._access.channel(CLIENT_OPTIONS)
+        self._stub = FleetStub(self._channel)
+        # Models and updates are carried as raw bytes, because they are stored and checked as such.
+        self._take: Any = self._channel.unary_stream(
+            "/fairfleet.v1.Fleet/TakeTask", pb.TakeTaskRequest.SerializeToString, None
+        )
+        self._fetch: Any = self._channel.unary_stream(
+            "/fairfleet.v1.Fleet/FetchModel", pb.FetchModelRequest.SerializeToString, None
+        )
+        self._send: Any = self._channel.stream_unary(
+            "/fairfleet.v1.Fleet/SendUpload", None, pb.SendUploadResponse.FromString
+        )
+
+    # ---- stopping ------------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """End every call in progress with Stopped. May be called from a signal handler."""
+        self._stop.set()
+        # In a separate thread, because the interrupted main thread may hold a lock of gRPC.
+        threading.Thread(target=lambda: self._channel.close(), daemon=True).start()
+
+    def leave(self, reason: str) -> None:
+        """End the session and close the connection for good."""
+        if self.joined.session:
+            with self._access.channel() as channel:  # a new one, since `stop` closed the other
+                self._say_goodbye(FleetStub(channel), reason)
+        self._channel.close()
+
+    def disconnect(self, reason: str) -> None:
+        """Leave for a while: no connection stays open, and the server waits for nothing."""
+        with self._join_lock:  # from now on the heartbeat's thread cannot join any more
+            self._is_disconnected = True
+        if session := self.joined.session:
+            self._say_goodbye(self._stub, reason)
+            self._forget(session)
+        self._channel.close()
+
+    def reconnect(self) -> None:
+        """Open a connection after `disconnect`. The next call joins again."""
+        with self._join_lock:
+            self._connect()
+            self._is_disconnected = False
+
+    def _say_goodbye(self, stub: FleetStub, reason: str) -> None:
+        """Send Leave once; a server that is gone does not need it."""
+        try:
+            stub.Leave(pb.LeaveRequest(session=self.joined.session, reason=reason), timeout=2)
+        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed meanwhile
+            log.debug("could not leave the server properly: %s", error)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep. Raises Stopped when the client is stopped."""
+        if self._stop.wait(seconds):
+            raise Stopped
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    def federation(self) -> str:
+        """Return the name of the server's federation; joins it if necessary."""
+        return self.repeat(lambda session: self.joined.federation)
+
+    def next_task(
+        self,
+        held_digest: Callable[[], bytes] = bytes,
+        receive: Callable[[Iterator[bytes]], object] = list,
+    ) -> pb.NextTaskResponse:
+        """Wait for the next task and return it.
+
+        The server may send a model first, unless `held_digest()` is its digest; `receive` gets the
+        chunks. If the connection breaks during the model, only the task is requested again: a poll
+        starts with the first chunk each time, but a fetched model continues where it broke.
+        """
+        model_begun = False
+
+        def receive_counted(call: Iterable[bytes]) -> Iterator[bytes]:
+            nonlocal model_begun
+            for message in self.counters.counting_received(call):
+                model_begun = True
+                yield message
+
+        def poll(session: str) -> pb.NextTaskResponse:
+            if self.joined.brings_models and not model_begun:
+                # No time limit, as for a download: keepalive detects a dead connection.
+                call = self._take(pb.TakeTaskRequest(session=session, held=held_digest()))
+                receive(receive_counted(call))
+                metadata = {entry.key: entry.value for entry in call.trailing_metadata()}
+                if TASK_METADATA in metadata:  # a proxy may have dropped it
+                    return pb.NextTaskResponse.FromString(metadata[TASK_METADATA])
+            return self._stub.NextTask(pb.NextTaskRequest(session=session), timeout=POLL_SECONDS)
+
+        return self.repeat(poll)
+
+    def open_upload(self, **fields: Any) -> pb.OpenUploadResponse:
+        """Announce an update; return its receipt, or where to continue the upload."""
+        answer: pb.OpenUploadResponse = self._unary("OpenUpload", pb.OpenUploadRequest, **fields)
+        return answer
+
+    def report_evaluation(self, **fields: Any) -> None:
+        """Send the result of an evaluation."""
+        self._unary("ReportEvaluation", pb.ReportEvaluationRequest, **fields)
+
+    def report_verification(self, **fields: Any) -> None:
+        """Send the losses of the trials of a step."""
+        self._unary("ReportVerification", pb.ReportVerificationRequest, **fields)
+
+    def heartbeat(self, **fields: Any) -> pb.HeartbeatResponse:
+        """Send progress or a failure; return whether to go on."""
+        answer: pb.HeartbeatResponse = self._unary("Heartbeat", pb.HeartbeatRequest, **fields)
+        return answer
+
+    def _unary(self, method: str, make_request: Callable[..., Any], **fields: Any) -> Any:
+        return self.repeat(
+            lambda session: getattr(self._stub, method)(
+                make_request(session=session, **fields), timeout=CALL_SECONDS
+            )
+        )
+
+    def fetch(self, version: int, offset_bytes: int, session: str, **form: bool) -> Iterable[bytes]:
+        """Try once to fetch a model, or another form of it (`change`, `compact`).
+
+        To be called inside `repeat`.
+        """
+        request = pb.FetchModelRequest(
+            session=session, version=version, offset_bytes=offset_bytes, **form
+        )
+        return self.counters.counting_received(self._fetch(request))
+
+    def send(self, upload: bytes, messages: Iterator[bytes]) -> pb.Receipt | None:
+        """Try once to send the rest of an upload.
+
+        Return None if the stream broke: open the upload again to learn where to continue.
+        """
+        return self._stream(messages, UPLOAD_METADATA, upload)
+
+    def open_and_send(self, messages: Iterator[bytes], **fields: Any) -> pb.Receipt | None:
+        """Try once to announce and send a new upload in one call; None if the stream broke."""
+        announced = pb.OpenUploadRequest(session=self.joined.session, **fields)
+        return self._stream(messages, ANNOUNCED_METADATA, announced.SerializeToString())
+
+    def _stream(self, messages: Iterator[bytes], key: str, value: bytes) -> pb.Receipt | None:
+        try:
+            counted = self.counters.counting_sent(messages)
+            response: pb.SendUploadResponse = self._send(counted, metadata=((key, value),))
+            return response.receipt
+        except (grpc.RpcError, ValueError) as error:
+            code = self._code(error)
+            # FAILED_PRECONDITION means that the upload is not open (any more). But if another
+            # update has the receipt, the refusal is final.
+            is_open = code is not grpc.StatusCode.FAILED_PRECONDITION
+            if is_open or standing_digest(error) is not None:
+                self._raise_if_final(error, code)
+            self.counters.retries += 1
+            log.info("the upload was interrupted: %s", self._describe(error, code))
+            return None
+
+    # ---- repeating -----------------------------------------------------------------------------
+
+    def repeat(self, call: Callable[[str], T]) -> T:
+        """Call with the current session until it succeeds, or fails in a way that is final."""
+        bugs, began = 0, time.monotonic()
+        for tries, pause in enumerate(pauses(), start=1):
+            session = ""
+            try:
+                self._use_renewed_credentials()
+                session = self._session()
+                answer = call(session)
+            except (grpc.RpcError, ValueError) as error:
+                code = self._code(error)
+                bugs += code in SERVER_BUGS
+                self._raise_if_final(error, code, bugs, session)
+                self._log_failure(error, code, tries, began)
+            else:
+                self._log_success(tries, began)
+                return answer
+            self.wait(pause)
+        raise AssertionError("pauses never end")  # pragma: no cover
+
+    def _log_success(self, tries: int, began: float) -> None:
+        self._failures = 0
+        if tries > TRIES_BEFORE_PATIENCE:
+            absence = format_duration(time.monotonic() - began)
+            log.info("server %s answers again, after %s", self.address, absence)
+
+    def _log_failure(
+        self, error: Exception, code: grpc.StatusCode, tries: int, began: float
+    ) -> None:
+        """Log why a call is repeated, at tries 1, 2, 4, 8, …: a log must not grow for days.
+
+        Raises if this process never reached the server and no repetition can help.
+        """
+        self.counters.retries += 1
+        if tries & (tries - 1):
+            return
+        absence = f" for {format_duration(time.monotonic() - began)}" if tries > 1 else ""
+        has_no_connection = code in NO_CONNECTION and not is_from_server(error)
+        diagnosis = probe(self._access) if has_no_connection else None
+        if diagnosis is None:
+            reason = self._describe(error, code)
+            log.info("server %s: %s%s; trying again", self.address, reason, absence)
+            return
+        if diagnosis.is_lasting and not self._has_joined:
+            raise diagnosis.to_error(self.address)
+        reason = diagnosis.problem.value
+        log.warning("server %s: %s%s; trying again", self.address, reason, absence)
+
+    def _code(self, error: Exception) -> grpc.StatusCode:
+        """Return the status of a failed call. Raises Stopped when the client is stopped."""
+        if self.stopped:
+            raise Stopped from None
+        if isinstance(error, grpc.RpcError):
+            code: grpc.StatusCode = error.code()
+            return code
+        if "closed channel" in str(error) or "Channel closed" in str(error):
+            return grpc.StatusCode.CANCELLED  # the other thread has opened a new connection
+        raise error
+
+    def _raise_if_final(
+        self, error: Exception, code: grpc.StatusCode, bugs: int = 0, session: str = ""
+    ) -> None:
+        """Raise what no repetition can change; otherwise prepare the next try."""
+        if (seconds := retry_seconds(error)) is not None:
+            self._pause_as_requested(seconds, self._describe(error, code))
+            return
+        refused = refusal(code, details_of(error))
+        if isinstance(refused, SessionUnknown):
+            self._forget(session)
+        elif refused is not None:
+            raise with_standing_update(refused, error) from None
+        elif bugs > SERVER_BUGS_TOLERATED:
+            raise Refused(
+                f"server {self.address} failed {bugs} times in a row: {details_of(error)}"
+            ) from None
+        else:
+            self._prepare_retry(error, code, session)
+
+    def _pause_as_requested(self, seconds: float, reason: str) -> None:
+        log.info("server %s requests a pause: %s", self.address, reason)
+        self.wait(random.uniform(1.0, 1.25) * seconds)  # clients must not return all at once
+
+    def _prepare_retry(self, error: Exception, code: grpc.StatusCode, session: str) -> None:
+        if code is grpc.StatusCode.UNAVAILABLE and not is_from_server(error):
+            # The server may have been replaced, and a new one does not know this session.
+            self._forget(session)
+        self._failures += 1
+        if self._failures % FAILURES_BEFORE_NEW_CHANNEL == 0:
+            self._replace_channel()
+
+    def _describe(self, error: Exception, code: grpc.StatusCode) -> str:
+        details = details_of(error)
+        handshake = handshake_words(details, self._access.credentials is not None)
+        return f"{code.name.lower()} ({handshake or short(details, 160)})"
+
+    # ---- session and channel -------------------------------------------------------------------
+
+    def _forget(self, session: str) -> None:
+        """Drop the session, unless the other thread has joined again since."""
+        with self._join_lock:
+            if self.joined.session == session:
+                joined = pb.JoinResponse()
+                joined.CopyFrom(self.joined)  # the description of the federation stays valid
+                joined.session = ""
+                self.joined = joined
+
+    def _replace_channel(self) -> None:
+        self._access.refuse_expired()
+        with self._join_lock:
+            if self._is_disconnected:
+                return
+            old = self._channel
+            self._connect()
+            old.close()
+
+    def _use_renewed_credentials(self) -> None:
+        """Reconnect if the credentials file has changed, so that no restart is necessary."""
+        with self._join_lock:
+            renewed = self._access.renewed
+        if renewed:
+            self._replace_channel()
+
+    def _session(self) -> str:
+        """Return the session for a call; joins if there is none.
+
+        After a failure, a Join that waits for the connection costs less than one that fails every
+        second, and it succeeds as soon as the server is back.
+        """
+        with self._join_lock:
+            if self._is_disconnected:
+                raise Stopped
+            if not self.joined.session:
+                self.joined = self._stub.Join(
+                    self._join_request, timeout=CALL_SECONDS, wait_for_ready=self._failures > 0
+                )
+                # With the fence, a process that joins as this client later counts as newer,
+                # however often the connection or the server fails in between.
+                self._join_request.since = self._join_request.since or self.joined.fence
+                self._has_joined = True
+                log.info("joined %s at %s", self.joined.federation, self.address)
+            return self.joined.session

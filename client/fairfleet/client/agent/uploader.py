@@ -1,0 +1,186 @@
+"""Uploads of spooled updates, until the server has answered each with a receipt.
+
+An upload survives broken connections and restarts of either side: it continues where the server
+says. The privacy that was applied to an update is checked before the server learns of the update.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fairfleet.client.agent.counters import ClientCounters
+from fairfleet.client.agent.model_cache import DAMAGED_TRANSFERS
+from fairfleet.client.agent.server_connection import ServerConnection, pauses
+from fairfleet.client.update.spool import Spool, SpooledUpdate
+from fairfleet.common import wire
+from fairfleet.common.cli.message_json import word
+from fairfleet.common.errors import (
+    AnotherUpdateCounts,
+    BadRequest,
+    ContestedIdentity,
+    Corrupted,
+    FleetError,
+    NotAllowed,
+    OutOfOrder,
+    Refused,
+    Superseded,
+)
+from fairfleet.common.privacy import PrivacyTerms, shortfall
+from fairfleet.proto.v1 import fleet_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+FINAL = (Superseded, ContestedIdentity, NotAllowed)  # these end the client
+
+
+class UnusableUpdate(FleetError):
+    """The server does not accept this update, and sending it again would not help."""
+
+
+class UpdateUploader:
+    """Sends the update in the spool and settles it by its receipt."""
+
+    def __init__(
+        self,
+        connection: ServerConnection,
+        spool: Spool,
+        counters: ClientCounters,
+        least_noise: float = 0.0,
+    ) -> None:
+        self._connection, self._spool, self._counters = connection, spool, counters
+        self._least_noise = least_noise
+
+    def upload(self, spooled: SpooledUpdate, *, begun: bool) -> None:
+        """Send the update and settle it; `begun` means that the server may have a part of it.
+
+        Raises UnusableUpdate if the server does not accept it.
+        """
+        try:
+            receipt = self._deliver(spooled, begun=begun)
+        except BadRequest as error:
+            raise UnusableUpdate(str(error)) from error
+        except AnotherUpdateCounts as error:
+            # An earlier run of this client sent one. It stands, and the round is done.
+            self._discard(spooled, error)
+            return
+        self._spool.settle(spooled, counted=_counts(receipt, spooled), for_good=receipt.durable)
+
+    def send_unsent(self) -> None:
+        """Send the update that an earlier run of this client left, if there is one.
+
+        Its round may be over, but the history may still use it.
+        """
+        federation = self._connection.federation()
+        spooled = self._spool.find_unsent(federation)
+        if spooled is None:
+            return
+        if self._lacks_privacy(spooled, wire.privacy_in(self._connection.joined.privacy)):
+            return
+        try:
+            self.upload(spooled, begun=True)
+        except FINAL:
+            raise
+        except (Refused, UnusableUpdate) as error:
+            self._discard(spooled, error)
+
+    def settle(self, federation: str, terms: PrivacyTerms) -> None:
+        """Find out whether an earlier update counted, before another one takes its place.
+
+        Its receipt may have never arrived, or was not for good.
+        """
+        spooled = self._spool.unsettled(federation)
+        if spooled is None:
+            return
+        if self._lacks_privacy(spooled, terms):
+            self._spool.settle(spooled, counted=False)
+            return
+        try:
+            opened = self._connection.open_upload(**_announcement(spooled))
+            receipt = opened.receipt  # an empty one means that the update may be sent
+            if not opened.HasField("receipt") and self._spool.find_unsent(federation):
+                receipt = self._deliver(spooled, begun=True)
+            self._spool.settle(spooled, counted=_counts(receipt, spooled))
+        except FINAL:
+            raise
+        except Refused as error:
+            self._discard(spooled, error)
+
+    def _lacks_privacy(self, spooled: SpooledUpdate, terms: PrivacyTerms) -> bool:
+        """Return whether the update has less privacy than this client or the server now requires.
+
+        Such an update is not even announced, because the announcement contains its report.
+        """
+        return (
+            spooled.terms.noise_multiplier < self._least_noise
+            or shortfall(spooled.terms, terms) is not None
+        )
+
+    def _discard(self, spooled: SpooledUpdate, error: FleetError) -> None:
+        log.info(
+            "the update for round %d did not count: %s",
+            spooled.round,
+            error,
+            extra={"round": spooled.round},
+        )
+        self._spool.settle(spooled, counted=False)
+
+    def _deliver(self, spooled: SpooledUpdate, *, begun: bool) -> pb.Receipt:
+        """Send what the server does not have yet, until there is a receipt."""
+        damaged = 0
+        for pause in pauses():
+            try:
+                receipt = self._send_rest(spooled) if begun else self._send_all(spooled)
+            except (Corrupted, OutOfOrder):
+                damaged += 1
+                if damaged == DAMAGED_TRANSFERS:
+                    raise
+                receipt = None
+            if receipt is not None:
+                self._record_receipt(spooled, receipt)
+                return receipt
+            begun = True
+            self._connection.wait(pause)
+        raise AssertionError("pauses never end")  # pragma: no cover
+
+    def _send_all(self, spooled: SpooledUpdate) -> pb.Receipt | None:
+        messages = self._spool.messages_from(0)
+        return self._connection.open_and_send(messages, **_announcement(spooled))
+
+    def _send_rest(self, spooled: SpooledUpdate) -> pb.Receipt | None:
+        opened = self._connection.open_upload(**_announcement(spooled))
+        if opened.HasField("receipt"):
+            return opened.receipt
+        return self._connection.send(opened.upload, self._spool.messages_from(opened.offset_bytes))
+
+    def _record_receipt(self, spooled: SpooledUpdate, receipt: pb.Receipt) -> None:
+        self._counters.updates[word(pb.Outcome.DESCRIPTOR, receipt.outcome)] += 1
+        if receipt.outcome != pb.OUTCOME_COUNTED:
+            log.info(
+                "the update for round %d does not count: %s",
+                spooled.round,
+                receipt.reason,
+                extra={"round": spooled.round},
+            )
+
+
+def _announcement(spooled: SpooledUpdate) -> dict[str, Any]:
+    """Return the fields of an OpenUploadRequest for the update."""
+    return {
+        "round": spooled.round,
+        "model_digest": bytes.fromhex(spooled.model_digest),
+        "codec": spooled.codec,
+        "size_bytes": spooled.size_bytes,
+        "digest": bytes.fromhex(spooled.digest),
+        "report": wire.report_out(spooled.report),
+        "privacy": wire.privacy_out(spooled.terms),
+        "base": bytes.fromhex(spooled.base),
+    }
+
+
+def _counts(receipt: pb.Receipt, spooled: SpooledUpdate) -> bool:
+    """Return whether exactly this update counts.
+
+    The receipt may be for another update that this client made for the round.
+    """
+    return receipt.outcome == pb.OUTCOME_COUNTED and receipt.digest.hex() == spooled.digest

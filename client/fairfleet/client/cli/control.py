@@ -1,0 +1,310 @@
+"""`fairfleet pause`, `resume`, `stop`, `revoke`, `rounds` and `clients`.
+
+Operators control a federation with the first four and look up its records with the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich import box
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from fairfleet.client.cli.observe import connect
+from fairfleet.client.cli.options import CredentialsFile, Insecure, Json, Server
+from fairfleet.proto.v1 import operator_pb2 as pb
+
+REASON_HELP = "Reason, for the records."
+STATES = {
+    number: name.removeprefix("CLIENT_STATE_").lower() for name, number in pb.ClientState.items()
+}
+NOTHING = "-"  # A column with nothing else is left out: there are many, and screens are narrow.
+STEP_COLUMNS = ("conflicts", "promised", "improved", "step", "admission", "fallback")
+ROUND_COLUMNS = (
+    "clients",
+    "dropped",
+    "less",
+    "tries",
+    "train s",
+    "step s",
+    "received",
+    *STEP_COLUMNS,
+)
+CLIENT_COLUMNS = ("state", "device", "samples", "updates", "last", "accuracy", "loss", "version")
+
+
+def pause(
+    server: Server = None, credentials: CredentialsFile = None, insecure: Insecure = False
+) -> None:
+    """Start no new round until `fairfleet resume`.
+
+    The current round is finished, and clients stay connected.
+
+    Example:
+
+      fairfleet pause && sleep 600 && fairfleet resume
+    """
+    with connect(server, credentials, insecure) as connection:
+        connection.pause()
+        print(f"paused at version {connection.status().version}; `fairfleet resume` continues")
+
+
+def resume(
+    server: Server = None, credentials: CredentialsFile = None, insecure: Insecure = False
+) -> None:
+    """Continue a paused federation.
+
+    Example:
+
+      fairfleet resume --server fleet.example:8440
+    """
+    with connect(server, credentials, insecure) as connection:
+        connection.resume()
+        print("resumed")
+
+
+def stop(
+    server: Server = None,
+    credentials: CredentialsFile = None,
+    insecure: Insecure = False,
+    reason: Annotated[str, typer.Option(help=REASON_HELP)] = "stopped by an operator",
+) -> None:
+    """End the federation after the current round.
+
+    Clients are informed and exit. The model stays on the server.
+
+    Example:
+
+      fairfleet stop --reason 'good enough'
+    """
+    with connect(server, credentials, insecure) as connection:
+        connection.stop(reason)
+        print(f"the federation ends after the current round: {reason}")
+
+
+def revoke(
+    client: Annotated[str, typer.Argument(help="Name of the client, or of the operator.")],
+    operator: Annotated[
+        bool,
+        typer.Option(
+            "--operator", help="Revoke an operator's credentials, not a client.", show_default="off"
+        ),
+    ] = False,
+    server: Server = None,
+    credentials: CredentialsFile = None,
+    insecure: Insecure = False,
+    reason: Annotated[str, typer.Option(help=REASON_HELP, show_default="none")] = "",
+) -> None:
+    """Exclude a client or an operator permanently.
+
+    It takes effect immediately, whatever certificates the client has. What the client contributed
+    stays in the model.
+
+    Examples:
+
+      fairfleet revoke kitchen-camera --reason stolen
+
+      fairfleet revoke --operator night-shift --reason 'left the company'
+    """
+    with connect(server, credentials, insecure) as connection:
+        connection.revoke(client, reason, operator)
+        print(f"Revoked {'operator' if operator else 'client'} {client}.")
+
+
+def rounds(
+    server: Server = None,
+    credentials: CredentialsFile = None,
+    insecure: Insecure = False,
+    last: Annotated[int, typer.Option(min=1, help="Number of rounds to list.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """List the newest rounds and what each step did.
+
+    promised: share of the clients whose loss falls to first order. improved: share whose loss did
+    fall, by the reports of the next round, and of how many clients. step: which part of the step
+    was taken, if clients tried it. admission: unusual updates and what was done about them.
+
+    Examples:
+
+      fairfleet rounds --last 5
+
+      fairfleet rounds --json | jq .conflicts
+
+      fairfleet rounds --json | jq '.cut_off[].loss_after'
+    """
+    with connect(server, credentials, insecure) as connection:
+        records = connection.rounds(last)
+    if as_json:
+        for record in records:
+            print(json.dumps(_round_json(record)))
+    else:
+        Console(highlight=False).print(_rounds_table(records))
+
+
+def clients(
+    server: Server = None,
+    credentials: CredentialsFile = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """List all clients of the federation, lowest accuracy first.
+
+    Each client has its state, its contribution to the model, and its accuracy and loss.
+
+    Examples:
+
+      fairfleet clients
+
+      fairfleet clients --json | jq 'select(.state == "gone") | .client'
+    """
+    with connect(server, credentials, insecure) as connection:
+        records = sorted(connection.clients(), key=_by_accuracy)
+    if as_json:
+        for record in records:
+            fields = MessageToDict(record, preserving_proto_field_name=True)
+            print(json.dumps({**fields, "state": STATES[record.state]}))
+        return
+    table = _table("client", *CLIENT_COLUMNS)
+    for record in records:
+        table.add_row(record.client, *_client_cells(record))
+    Console(highlight=False).print(table)
+
+
+def _table(*headings: str) -> Table:
+    return Table(*headings, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def _rounds_table(records: Sequence[pb.RoundRecord]) -> Table:
+    rows = [(str(record.round), *_round_cells(record)) for record in records]
+    columns = [
+        (heading, cells)
+        for heading, *cells in zip(("round", *ROUND_COLUMNS), *rows, strict=True)
+        if {*cells} != {NOTHING}
+    ]
+    table = _table(*(heading for heading, _ in columns))
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _round_cells(record: pb.RoundRecord) -> list[str]:
+    diagnostics = json.loads(record.diagnostics_json)
+    measured = f"{record.measured.improved:.0%} of {record.measured.clients}"
+    status = diagnostics["status"]
+    return [
+        str(len(record.contributions)),
+        ", ".join(record.dropped) or NOTHING,
+        ", ".join(part.client for part in record.contributions if part.report.cut_by) or NOTHING,
+        str(record.attempts) if record.attempts > 1 else NOTHING,
+        f"{record.training_seconds:.2f}",
+        f"{record.aggregation_seconds:.3f}",
+        decimal(record.bytes_received),
+        _conflicts(diagnostics),
+        f"{record.promised:.0%}" if record.HasField("promised") else NOTHING,
+        measured if record.HasField("measured") else NOTHING,
+        f"{record.verification.factor:g}" if record.HasField("verification") else NOTHING,
+        _admission(record) or NOTHING,
+        NOTHING if status == "ok" else status,
+    ]
+
+
+def _round_json(record: pb.RoundRecord) -> dict[str, object]:
+    diagnostics = json.loads(record.diagnostics_json)
+    return {
+        "round": record.round,
+        "clients": [part.client for part in record.contributions],
+        "dropped": list(record.dropped),
+        "did_less": {
+            part.client: _reduced_work(part.report)
+            for part in record.contributions
+            if part.report.cut_by
+        },
+        "attempts": record.attempts,
+        "training_seconds": record.training_seconds,
+        "aggregation_seconds": record.aggregation_seconds,
+        "commit_seconds": record.commit_seconds,
+        "bytes_received": record.bytes_received,
+        "unix_seconds": record.unix_seconds,
+        **_step_json(record),
+        # The level at which the figures were computed; null if the server does not report it.
+        "diagnostics": diagnostics.get("level"),
+        "conflicts": diagnostics.get("conflicts"),  # null if they were not computed
+        **{
+            key: diagnostics[key]
+            for key in ("rule", "status", "direction_norm", "cosines", "coefficients")
+        },
+    }
+
+
+def _reduced_work(report: Any) -> dict[str, object]:
+    return {
+        "steps": report.steps,
+        "planned_steps": report.planned_steps,
+        "batch_size": report.batch_size,
+        "cut_by": list(report.cut_by),
+    }
+
+
+def _step_json(record: pb.RoundRecord) -> dict[str, object]:
+    has = record.HasField
+    return {
+        "promised": record.promised if has("promised") else None,
+        "measured": _message_fields(record.measured) if has("measured") else None,
+        "verification": _message_fields(record.verification) if has("verification") else None,
+        "cut_off": [_message_fields(row) for row in record.cut_off],
+        "admission": [_message_fields(row) for row in record.admission],
+    }
+
+
+def _conflicts(diagnostics: dict[str, Any]) -> str:
+    """Return the clients that the direction harms, or why they are unknown."""
+    if diagnostics.get("conflicts") is None:
+        return f"not computed (diagnostics {diagnostics.get('level', 'unknown')})"
+    return ", ".join(diagnostics["conflicts"]) or NOTHING
+
+
+def _admission(record: pb.RoundRecord) -> str:
+    """Return whose update was changed or refused, and why; of observed ones only the number."""
+    handled = [
+        f"{row.client} {row.decision} ({row.check})"
+        for row in record.admission
+        if row.decision != "observed"
+    ]
+    observed = len(record.admission) - len(handled)
+    return ", ".join([*handled, f"{observed} observed"] if observed else handled)
+
+
+def _message_fields(message: Message) -> dict[str, Any]:
+    """Return all fields, zeros included. MessageToDict makes 64-bit numbers text; undo that."""
+    fields = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return {key: int(value) if key.startswith("round_") else value for key, value in fields.items()}
+
+
+def _by_accuracy(record: pb.ClientRecord) -> tuple[bool, float, str]:
+    is_evaluated = record.HasField("evaluation") and record.evaluation.HasField("accuracy")
+    return (not is_evaluated, record.evaluation.accuracy, record.client)
+
+
+def _client_cells(record: pb.ClientRecord) -> list[str]:
+    evaluation = record.evaluation if record.HasField("evaluation") else None
+    return [
+        STATES[record.state],
+        record.device or "-",
+        str(record.train_samples or "-"),
+        str(record.updates_counted),
+        str(record.last_counted_round) if record.HasField("last_counted_round") else "-",
+        f"{100 * evaluation.accuracy:.1f} %"
+        if evaluation and evaluation.HasField("accuracy")
+        else "-",
+        f"{evaluation.loss:.4f}" if evaluation else "-",
+        str(record.evaluated_version) if record.HasField("evaluated_version") else "-",
+    ]

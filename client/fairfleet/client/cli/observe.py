@@ -1,0 +1,133 @@
+"""`fairfleet status`, `watch` and `export`: what operators read from a server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from fairfleet.client.cli.options import LOCAL, CredentialsFile, Insecure, Json, Server
+from fairfleet.client.operator import display, live_screen
+from fairfleet.client.operator.connection import OperatorConnection
+from fairfleet.client.operator.fleet_view import FleetView, fold
+from fairfleet.client.operator.model_download import save_model
+from fairfleet.common.errors import UsageError
+from fairfleet.common.net.server_access import ServerAccess
+
+LARGE_BYTES = 16 << 20  # the download of a model of this size shows a progress bar
+
+
+def connect(server: str | None, credentials: Path | None, insecure: bool) -> OperatorConnection:
+    """Return a connection to the server that the options name."""
+    return OperatorConnection(
+        ServerAccess(server or (None if credentials else LOCAL), credentials, insecure)
+    )
+
+
+def status(
+    server: Server = None,
+    credentials: CredentialsFile = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """Show federation status and per-client accuracy, worst first.
+
+    Examples:
+
+      fairfleet status
+
+      fairfleet status --server fleet.example:8440 --json
+    """
+    with connect(server, credentials, insecure) as connection:
+        snapshot = connection.snapshot()
+    if as_json:
+        print(json.dumps(display.as_json(snapshot)))
+    else:
+        Console(highlight=False).print(live_screen.standing(fold(FleetView(), snapshot)))
+
+
+def watch(
+    server: Server = None,
+    credentials: CredentialsFile = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """Show rounds as they happen, until the federation finishes.
+
+    On a terminal it is a live screen, elsewhere plain lines, with --json one object per event. It
+    waits for a server that restarts. Ctrl-C ends it.
+
+    Examples:
+
+      fairfleet watch
+
+      fairfleet watch --json | jq 'select(.kind == "round_committed")'
+    """
+    with connect(server, credentials, insecure) as connection:
+        screen = display.json_lines() if as_json else display.for_people(Console(highlight=False))
+        display.follow(connection.observe(), screen)
+
+
+def export(
+    output: Annotated[Path, typer.Option("--output", help="The file to write.")],
+    server: Server = None,
+    credentials: CredentialsFile = None,
+    insecure: Insecure = False,
+    version: Annotated[
+        int | None,
+        typer.Option(min=0, help="The model after this many rounds.", show_default="the newest"),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace the file if it exists.", show_default="off"),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Download a committed model as a .safetensors file.
+
+    Examples:
+
+      fairfleet export --output model.safetensors
+
+      fairfleet export --output before.safetensors --version 0
+    """
+    if output.exists() and not force:
+        raise UsageError(
+            f"{output} exists already; give another --output, or --force to replace it"
+        )
+    with connect(server, credentials, insecure) as connection, _download_bar() as progress:
+        saved = save_model(connection.model(version), output, progress)
+    if as_json:
+        print(json.dumps({"output": str(output), **saved._asdict()}))
+    else:
+        print(f"{output}: version {saved.version}, {decimal(saved.size_bytes)}")
+
+
+@contextlib.contextmanager
+def _download_bar() -> Iterator[Callable[[int, int], None]]:
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+
+        def _progress(done: int, size: int) -> None:
+            if size >= LARGE_BYTES and not bar.task_ids:
+                bar.add_task("model", total=size)
+            for task in bar.task_ids:
+                bar.update(task, completed=done)
+
+        yield _progress

@@ -1,0 +1,82 @@
+"""Events of a federation as one line of text each, from the event alone.
+
+`fairfleet watch`, the server's log and the dashboard use this text. Events that come by the
+thousand (an update, a progress report) have no line. Rounds are numbered from 0, as in the
+protocol, the metrics and the logs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairfleet.common.errors import short
+from fairfleet.proto.v1 import operator_pb2 as pb
+
+
+def headline(event: pb.Event) -> str | None:
+    """Return the line of an event, or None for one that is routine or unknown."""
+    kind = event.WhichOneof("kind")
+    fields: Any = getattr(event, kind) if kind else None
+    match kind:
+        case "client_joined" | "client_gone":
+            return _membership(fields)
+        case "round_started":
+            return _round_started(event.round, fields)
+        case "round_committed":
+            return _round_committed(fields.record)
+        case "step_tried" if fields.failure:
+            return f"{fields.client} could not try the step: {short(fields.failure)}"
+        case "evaluation_reported" if fields.failure:
+            return f"{fields.client} could not evaluate: {short(fields.failure)}"
+        case "evaluation_finished":
+            return _evaluation_finished(event.round, fields)
+        case "federation_paused":
+            return "paused: no new round starts after the current one"
+        case "federation_resumed":
+            return "resumed"
+        case "federation_finished":
+            return f"finished: {short(fields.reason)}"
+    return None
+
+
+def count(number: int, thing: str) -> str:
+    """Return a number of things, with a plural: `1 client`, `2 clients`."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def _membership(change: pb.ClientJoined | pb.ClientGone) -> str:
+    if isinstance(change, pb.ClientJoined):
+        samples = count(change.train_samples, "sample")
+        return f"{change.client} joined with {samples}; {change.connected} connected"
+    return f"{change.client} is gone ({short(change.reason)}); {change.connected} connected"
+
+
+def _round_started(number: int, started: pb.RoundStarted) -> str:
+    clients = len(started.clients)
+    if started.attempt:
+        more = count(clients, "more client")
+        return f"round {number}, attempt {started.attempt + 1}: {more} selected"
+    return f"round {number}: {count(clients, 'client')} selected"
+
+
+def _round_committed(record: pb.RoundRecord) -> str:
+    line = f"round {record.round} committed, {count(len(record.contributions), 'update')}"
+    if record.dropped:
+        line += f", without {short(', '.join(record.dropped))}"
+    for decision in ("rejected", "quarantined"):
+        clients = _clients_with(record, decision)
+        line += f"; {decision}: {short(', '.join(clients))}" if clients else ""
+    return line
+
+
+def _clients_with(record: pb.RoundRecord, decision: str) -> list[str]:
+    """Return the clients whose own update met a decision, without rows of absent clients."""
+    rows = (row for row in record.admission if row.decision == decision and not row.stood_in)
+    return sorted({row.client for row in rows})
+
+
+def _evaluation_finished(version: int, evaluation: pb.EvaluationFinished) -> str:
+    if not evaluation.asked:
+        return f"version {version} was not evaluated: no connected client has test data"
+    clients = count(evaluation.asked, "client")
+    return f"version {version} evaluated by {evaluation.reported:,} of {clients}"

@@ -1,0 +1,57 @@
+"""Names of clients, operators and federations: which are allowed, and the text of the refusal.
+
+A name is in certificates, in file names and on the command line. So it has few characters, all
+of which are the same in every encoding and in every shell.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fairfleet.common.errors import short
+
+MAX_NAME_CHARS = 64
+RESERVED_NAMES = frozenset({".", ".."})  # every folder has them: no file can have such a name
+_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_CHARS}}}")
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text is a name, and not a reserved one.
+
+    >>> is_name("kitchen-camera.7"), is_name("../up"), is_name("..")
+    (True, False, False)
+    """
+    return _NAME.fullmatch(text) is not None and text not in RESERVED_NAMES
+
+
+def check_name(
+    text: str,
+    subject: str,
+    error: type[Exception] = ValueError,
+    *,
+    placeholder: str = "",
+) -> str:
+    """Return a name unchanged; raise `error` if it is not allowed.
+
+    `subject` begins the message: it says whose name the text is. Each `placeholder` in the text,
+    which becomes a number later, counts as one character.
+    """
+    if not is_name(text.replace(placeholder, "0") if placeholder else text):
+        raise error(
+            f"{subject} {short(text)!r} is not 1 to {MAX_NAME_CHARS} of a-z A-Z 0-9 . _ - "
+            "(and neither . nor ..); choose another name"
+        )
+    return text
+
+
+def replace_forbidden(text: str) -> str:
+    """Return the text as a name: with "-" for other characters, and cut.
+
+    Return "" if no name is left.
+
+    >>> replace_forbidden("Ann's laptop")
+    'Ann-s-laptop'
+    """
+    name = _FORBIDDEN.sub("-", text)[:MAX_NAME_CHARS]
+    return "" if name in RESERVED_NAMES else name

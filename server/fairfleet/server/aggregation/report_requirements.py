@@ -1,0 +1,91 @@
+"""Decides whether a training report is complete enough for its update to be accepted.
+
+The fields of every report must lie within fixed ranges. In addition, each rule states which fields
+it needs, which of them it divides by, and for which losses it is defined (`Needs`). Aggregation
+checks reports again, because an update may have been stored before a requirement existed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fairfleet.common.errors import BadReport
+from fairfleet.common.reports import MAX_LOSS, TrainReport
+from fairfleet.server.rules import Needs
+
+MAX_LEARNING_RATE = 1e6
+MIN_DIVISOR = 1e-12  # smallest value that a rule may divide by
+MAX_COUNT = 2**53  # of samples and steps: larger integers are not exact in float64
+MAX_SECONDS = 1e9
+
+# By a rule's name of a field, the name of that field on the wire.
+WIRE_NAMES = {"loss": "loss_before", "local_lr": "learning_rate"}
+KNOWN_TO_SERVER = frozenset({"first_loss", "participations"})  # values that no client reports
+
+RANGES: dict[str, tuple[float, float]] = {
+    "samples": (1, MAX_COUNT),
+    "loss_before": (-MAX_LOSS, MAX_LOSS),
+    "loss_after": (-MAX_LOSS, MAX_LOSS),
+    "gradient_norm": (0, MAX_LOSS),
+    "steps": (0, MAX_COUNT),
+    "learning_rate": (0, MAX_LEARNING_RATE),
+    "seconds": (0, MAX_SECONDS),
+    "planned_steps": (0, MAX_COUNT),
+    "batch_size": (0, MAX_COUNT),
+}
+
+
+@dataclass(frozen=True)
+class ReportRequirements:
+    """The fields that a rule needs from every client, and the values that it can work with."""
+
+    rule: str
+    # Fields of TrainReport besides samples and losses, which every report has.
+    fields: tuple[str, ...] = ()
+    divisors: frozenset[str] = frozenset()  # fields that the rule divides by
+    losses: str = "any"  # any, non_negative or positive
+
+    @classmethod
+    def of(cls, rule: str, needs: Needs) -> ReportRequirements:
+        """Return the requirements of a rule with these needs."""
+        fields = tuple(
+            WIRE_NAMES.get(name, name) for name in needs.reports if name not in KNOWN_TO_SERVER
+        )
+        divisors = frozenset(WIRE_NAMES.get(name, name) for name in needs.positive)
+        return cls(rule, fields, divisors, needs.losses)
+
+    def check(self, report: TrainReport) -> None:
+        """Raise BadReport, which names the field, if the rule cannot use this report."""
+        if problem := self.problem(report):
+            raise BadReport(f"the training report is not usable: {problem}")
+
+    def problem(self, report: TrainReport) -> str | None:
+        """Return what is wrong with the report, or None."""
+        return self._missing(report) or self._out_of_range(report) or self._wrong_loss(report)
+
+    def _missing(self, report: TrainReport) -> str | None:
+        for name in self.fields:
+            if getattr(report, name) is None:
+                return (
+                    f"{name} is missing, and rule {self.rule} needs it from every client. "
+                    f"Let the task report {name}, or choose another rule on the server."
+                )
+        return None
+
+    def _out_of_range(self, report: TrainReport) -> str | None:
+        for name, (low, high) in RANGES.items():
+            value, least = getattr(report, name), MIN_DIVISOR if name in self.divisors else low
+            if value is not None and not least <= value <= high:
+                return f"{name} is {value:g}; expected a value from {least:g} to {high:g}"
+        return None
+
+    def _wrong_loss(self, report: TrainReport) -> str | None:
+        loss = report.loss_before
+        if self.losses == "any" or loss > 0 or (loss == 0 and self.losses == "non_negative"):
+            return None
+        condition = "above 0" if self.losses == "positive" else "of at least 0"
+        return (
+            f"loss_before is {loss:g}, and rule {self.rule} is defined for losses {condition} "
+            "only. Add a constant to the task's loss, or choose a rule that takes any loss "
+            "(`fairfleet rules`)."
+        )

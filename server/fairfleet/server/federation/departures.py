@@ -1,0 +1,111 @@
+"""Clients that leave, fall silent or are revoked, and what the round does without them.
+
+`Departures` ends sessions and reports lost clients to the round. `FleetWatch` looks now and then
+for expired leases, and for a fleet that is too small to train.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from fairfleet.common.errors import short
+from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.federation.background import loop_time
+from fairfleet.server.federation.round_runner import RoundRunner
+from fairfleet.server.federation.sessions import Session
+from fairfleet.server.rounds import state_machine
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 1.0
+WAITING_NOTICE_SECONDS = 30.0
+
+
+class Departures:
+    """Ends sessions, and lets the round continue without their clients."""
+
+    def __init__(self, runner: RoundRunner) -> None:
+        self._runner, self._sessions = runner, runner.sessions
+
+    async def lose(self, client: str, *, gave_up: bool = False) -> None:
+        """Continue the round without a client that does not do its task."""
+        self._runner.assignments.release([client])
+        # The client may be being selected at this moment: that is only known under the lock.
+        await self._runner.record(state_machine.ClientLost(client, gave_up))
+
+    async def depart(self, session: Session, reason: str) -> None:
+        """End a session, and continue the round without its client."""
+        self.disconnect(session, reason)
+        await self.lose(session.client)
+        self._runner.check_drained()
+
+    def disconnect(self, session: Session, reason: str) -> None:
+        """End a session and announce it; the round is not affected."""
+        client, number = session.client, self._runner.round.number
+        self._sessions.remove(session)
+        self._runner.upload_registry.drop_late(client, number)
+        self._runner.assignments.wake(client)
+        about = {"client": client, "round": number}
+        log.info("client %s is gone: %s", client, short(reason), extra=about)
+        gone = pb.ClientGone(client=client, reason=reason, connected=len(self._sessions))
+        self._runner.emit(client_gone=gone)
+
+
+class FleetWatch:
+    """Checks periodically which clients are still there, and whether they are enough."""
+
+    def __init__(
+        self,
+        runner: RoundRunner,
+        departures: Departures,
+        lease_seconds: float,
+        longest_wait_seconds: float | None,
+    ) -> None:
+        self._runner, self._departures = runner, departures
+        self._lease_seconds, self._longest_wait_seconds = lease_seconds, longest_wait_seconds
+        self._started = self._too_few_since = self._noticed = loop_time()
+
+    async def run(self) -> None:
+        """Check leases and the size of the fleet until cancelled."""
+        self._too_few_since = self._noticed = loop_time()
+        while True:
+            await asyncio.sleep(min(SWEEP_SECONDS, self._lease_seconds / 4))
+            await self._check_fleet_size()
+            await self._end_leases()
+
+    async def _end_leases(self) -> None:
+        """End expired sessions.
+
+        Clients selected before a restart that did not join again count as silent since the start.
+        """
+        sessions, now = self._runner.sessions, loop_time()
+        for session in sessions.expired(now):
+            # The client may have returned while others were handled.
+            if session in sessions.expired(loop_time()):
+                await self._departures.depart(session, f"silent for {self._lease_seconds:g} s")
+        if now - self._started > self._lease_seconds:
+            selected = self._runner.round.asked
+            for client in [client for client in selected if sessions.get(client) is None]:
+                await self._departures.lose(client)
+
+    async def _check_fleet_size(self) -> None:
+        """Log how many clients are missing; end the federation if that takes too long."""
+        now, round_, longest = loop_time(), self._runner.round, self._longest_wait_seconds
+        scheduler, connected = self._runner.scheduler, len(self._runner.sessions)
+        if round_.paused or not scheduler.missing_clients(round_, connected):
+            self._too_few_since = self._noticed = now
+            return
+        shortage = scheduler.too_few(connected)
+        if now - self._noticed >= WAITING_NOTICE_SECONDS:
+            self._noticed = now
+            log.info("round %d: %s", round_.number, shortage)
+        if longest is not None and now - self._too_few_since >= longest and not round_.stopping:
+            log.warning("round %d: %s, for %g s now", round_.number, shortage, longest)
+            reason = f"{shortage}; gave up after {longest:g} s"
+            await self._runner.record(state_machine.StopRequested(reason))
+
+
+def revocation_message(client: str, reason: str) -> str:
+    """Return the message for a client that was revoked."""
+    return f"client {client} was revoked: {short(reason) or 'no reason given'}"

@@ -1,0 +1,92 @@
+"""Resumes the round where the state directory left it."""
+
+from __future__ import annotations
+
+import logging
+
+from fairfleet.common.errors import short
+from fairfleet.server.federation.model_committer import CommitterOptions, ModelCommitter
+from fairfleet.server.federation.round_runner import RoundRunner
+from fairfleet.server.rounds import state_machine
+from fairfleet.server.rounds.state_machine import Phase, Round
+from fairfleet.server.rules import Recipe
+from fairfleet.server.settings import ServerSettings
+from fairfleet.server.storage.store import Fact, StoredUpdate
+from fairfleet.server.transfer.prediction_bases import PredictionBases
+
+log = logging.getLogger(__name__)
+
+Resumption = tuple[dict[str, StoredUpdate], tuple[state_machine.Action, ...]]
+
+
+async def open_round(runner: RoundRunner, settings: ServerSettings, recipe: Recipe) -> Resumption:
+    """Load the stored round into the runner; return its durable updates and the next actions."""
+    await runner.compute_divergences()
+    stored, executors, store = await _stored_round(runner), runner.executors, runner.store
+    options = _committer_options(settings, runner.prediction_bases)
+    runner.committer = await executors.in_worker(
+        ModelCommitter.open, store, stored.number, recipe, options
+    )
+    stored_updates = store.updates_of(stored.number)
+    updates = {update.client: update for update in stored_updates if update.file}
+    await _delete_unneeded_files(runner, stored.number, updates)
+    runner.round, actions = state_machine.resume(stored, runner.policy, frozenset(updates))
+    log.info(
+        "%s: round %d is %s with %d updates",
+        store.federation,
+        stored.number,
+        runner.round.phase.value,
+        len(runner.round.received),
+    )
+    return updates, actions
+
+
+def _committer_options(settings: ServerSettings, bases: PredictionBases | None) -> CommitterOptions:
+    compression, privacy = settings.compression, settings.privacy
+    return CommitterOptions(
+        history=settings.history,
+        codec=compression.downlink,
+        changes=compression.changes,
+        model_codec=compression.model,
+        admission=settings.admission,
+        noise=privacy.server_noise(settings.cohort) if privacy else None,
+        bases=bases,
+        diagnostics=settings.diagnostics,
+    )
+
+
+async def _delete_unneeded_files(
+    runner: RoundRunner, round_number: int, updates: dict[str, StoredUpdate]
+) -> None:
+    """Delete the files of the state directory that nothing names, or nothing needs any more."""
+    executors, store = runner.executors, runner.store
+    # Without delta coding, only the bases of this round's updates are still read.
+    bases = {update.base for update in updates.values() if update.base}
+    needed = None if runner.prediction_bases else bases
+    await executors.in_worker(runner.upload_registry.bases.clear_away, needed)
+    named = await executors.in_database(store.named_files)
+    await executors.in_worker(store.files.delete_unnamed, named, round_number)
+
+
+async def _stored_round(runner: RoundRunner) -> Round:
+    """Return the stored round without clients that were revoked.
+
+    An earlier run may have stopped before it removed them, or may not have known revocations.
+    """
+    stored, facts = runner.store.current_round(), list[Fact]()
+    is_collecting = stored.phase in (Phase.WAITING, Phase.TRAINING)
+    removed = list[str]()
+    for client in sorted(runner.revoked):
+        event = state_machine.ClientRevoked(client)
+        after, _ = state_machine.step(stored, event, runner.policy)
+        if after != stored:
+            facts.append((stored, event, after))
+            removed.append(client)
+            stored = after
+    if removed:
+        withdrawn = removed if is_collecting else ()
+        writes = [runner.store.withdrawal_write(client, stored.number) for client in withdrawn]
+        await runner.executors.in_database(runner.store.record, facts, stored, *writes)
+        names = short(", ".join(removed), 200)
+        log.warning("round %d goes on without revoked clients: %s", stored.number, names)
+    return stored

@@ -1,0 +1,256 @@
+"""Holds the round under way: decides what an event leads to, makes it durable, makes it visible.
+
+One lock orders the events of the round. Nothing is visible to a client before it is durable, with
+one exception: the next model may be sent early to the clients whose task will need it. Without
+the task it means nothing to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.federation.assignments import Assignments
+from fairfleet.server.federation.background import BackgroundTasks, Executors, loop_time
+from fairfleet.server.federation.event_stream import EventStream
+from fairfleet.server.federation.model_committer import ModelCommitter
+from fairfleet.server.federation.scheduler import Scheduler, TrainingTimes
+from fairfleet.server.federation.sessions import Sessions
+from fairfleet.server.federation.step_verification import StepVerification
+from fairfleet.server.privacy import accountant
+from fairfleet.server.privacy.accountant import SampledRelease
+from fairfleet.server.privacy.budget import PrivacyBudget
+from fairfleet.server.rounds import state_machine
+from fairfleet.server.rounds.missing_evaluations import missing_evaluations
+from fairfleet.server.rounds.state_machine import Phase, Round
+from fairfleet.server.rules import Recipe
+from fairfleet.server.settings import ServerSettings
+from fairfleet.server.storage.evaluation_queries import evaluation_write
+from fairfleet.server.storage.queries import Write
+from fairfleet.server.storage.store import Fact, Store
+from fairfleet.server.transfer.prediction_bases import PredictionBases
+from fairfleet.server.transfer.published_model import PublishedModel
+from fairfleet.server.transfer.upload_registry import UploadRegistry
+
+# Phases in which the round no longer accepts updates.
+PAST_TRAINING = (Phase.AGGREGATING, Phase.VERIFYING, Phase.COMMITTING)
+
+
+@dataclass(frozen=True)
+class EarlyPublication:
+    """A model that is being committed, and the clients that the federation selects next."""
+
+    publication: PublishedModel
+    clients: frozenset[str]
+
+
+class Decision(NamedTuple):
+    """What some events lead to."""
+
+    facts: list[Fact]  # events that change the round
+    actions: list[tuple[state_machine.Action, Round]]  # each with the round that it belongs to
+    round: Round
+
+
+class RoundRunner:
+    """The round under way, and the parts of the federation that its events concern.
+
+    `perform` carries out an action of the state machine. It and `committer` are set before the
+    first event.
+    """
+
+    committer: ModelCommitter
+    perform: Callable[[state_machine.Action, Round], None]
+
+    def __init__(
+        self, store: Store, settings: ServerSettings, recipe: Recipe, sessions: Sessions
+    ) -> None:
+        self.store, self.policy, self.sessions = store, settings.policy(), sessions
+        self.events, self.background, self.executors = EventStream(), BackgroundTasks(), Executors()
+        self.scheduler, self.assignments = Scheduler(settings, store), Assignments(sessions)
+        self.training_times = TrainingTimes(loop_time())
+        self.upload_registry = UploadRegistry(
+            store,
+            store.signature(),
+            settings.durability == "update",
+            settings.limits.upload_bytes,
+            self.executors.workers,
+            settings.compression.prediction_bytes,
+        )
+        # The rows of a private federation are clipped: they differ from what the clients sent.
+        predicts = settings.compression.prediction and settings.privacy is None
+        self.prediction_bases: PredictionBases | None = (
+            self.upload_registry.bases if predicts else None
+        )
+        self.privacy_budget = (
+            PrivacyBudget(store, settings.privacy, recipe) if settings.privacy else None
+        )
+        self._minimum_clients = settings.round.minimum_clients
+        self.revoked = store.revoked()  # clients, with the reason
+        self.lock = asyncio.Lock()
+        self.round = Round(0)
+        self.stopping = False  # the server is shutting down: it begins nothing new
+        self.drained = asyncio.Event()  # the federation is finished, and no client is connected
+        self.evaluation = pb.EvaluationFinished()  # the counts of the evaluation under way
+        self.verification: StepVerification | None = None  # of the step that clients try
+        self.early_publication: EarlyPublication | None = None  # while its commit is written
+
+    # ---- events --------------------------------------------------------------------------------
+
+    async def record(self, *events: state_machine.Event) -> None:
+        """Apply events, and whatever follows from them, even if the caller is cancelled."""
+        await self.background.run_to_completion(self._apply_locked(*events))
+
+    async def _apply_locked(self, *events: state_machine.Event) -> None:
+        async with self.lock:
+            await self.apply(*events)
+
+    async def apply(
+        self,
+        *events: state_machine.Event,
+        writes: Sequence[Write] = (),
+        announcements: Iterable[dict[str, Any]] = (),
+        early: PublishedModel | None = None,
+        publish: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Decide what the events lead to, store it in one transaction, then make it visible.
+
+        The caller holds the lock. Without events, only what follows by itself is applied, such as
+        a round for which enough clients are connected by now. `announcements` about the events are
+        emitted after the transaction. `early` is a model that the events commit. `publish` changes
+        the state in memory, before the actions are performed.
+        """
+        decision = await self._decide(events)
+        missing = missing_evaluations(decision.facts, self.sessions.without_test_data)
+        writes = [
+            *writes,
+            *(evaluation_write(version, client, None, why) for version, client, why in missing),
+        ]
+        if early is not None:
+            self._send_early(early, decision)
+        if writes or self._must_be_durable(decision.facts):
+            record = self.store.record
+            await self.executors.in_database(record, decision.facts, decision.round, *writes)
+        self._announce(announcements, decision.facts)
+        self.round = decision.round
+        publish()
+        for action, round_ in decision.actions:
+            self.perform(action, round_)
+
+    # ---- deciding ------------------------------------------------------------------------------
+
+    async def _decide(self, events: Sequence[state_machine.Event]) -> Decision:
+        """Return what these events lead to, and then what follows by itself."""
+        facts, actions = list[Fact](), list[tuple[state_machine.Action, Round]]()
+        round_, pending = self.round, deque(events)
+        while event := pending.popleft() if pending else await self._next_event(round_):
+            after, decided = state_machine.step(round_, event, self.policy)
+            if after != round_:
+                facts.append((round_, event, after))
+            actions += [(action, after) for action in decided]
+            round_ = after
+        return Decision(facts, actions, round_)
+
+    async def _next_event(self, round_: Round) -> state_machine.Event | None:
+        """Return what follows by itself: the end of the federation, or a selection of clients."""
+        if self.stopping:
+            return None
+        # Clients that leave meanwhile are lost right after the selection.
+        sessions = self.sessions.all()
+        if round_.phase is Phase.WAITING and not round_.asked and not round_.received:
+            reason = self.scheduler.reason_to_end(time.time())
+            if reason := reason or await self._exhausted_budget(len(sessions)):
+                return state_machine.StopRequested(reason)
+        return self.scheduler.choose(round_, sessions)
+
+    async def _exhausted_budget(self, connected: int) -> str | None:
+        """Return why the privacy budget allows no further round; None if it does."""
+        if self.privacy_budget is None:
+            return None
+        lot = self.scheduler.next_lot(connected)
+        if draw := self.privacy_budget.draw_of_next(*lot):
+            if connected < self._minimum_clients:
+                # No such lot is drawn. Each client that joins would cause a useless computation.
+                return None
+            await self.compute_divergences(draw)
+        return self.privacy_budget.reason_to_end(*lot)
+
+    async def compute_divergences(self, *draws: SampledRelease | None) -> None:
+        """Compute what past and given draws cost, where it is unknown, off the event loop."""
+        budget = self.privacy_budget
+        if budget is None:
+            return
+        for draw in budget.unknown(*draws):
+            divergences = await self.executors.in_worker(accountant.divergences_of, draw)
+            await self.executors.in_database(budget.keep, draw, divergences)
+
+    def _must_be_durable(self, facts: Sequence[Fact]) -> bool:
+        """Return whether the facts need a transaction: updates in memory do not."""
+        if self.upload_registry.durable:
+            return bool(facts)
+        return not all(isinstance(event, state_machine.UpdateStored) for _, event, _ in facts)
+
+    # ---- announcing ----------------------------------------------------------------------------
+
+    def emit(self, **kind: Any) -> None:
+        """Send an event of the current round to watchers."""
+        self.events.emit(self.round.number, **kind)
+
+    def _announce(self, announcements: Iterable[dict[str, Any]], facts: Sequence[Fact]) -> None:
+        for announcement in announcements:
+            self.emit(**announcement)
+        for before, _, after in facts:
+            if before.phase is Phase.EVALUATING and after.phase is not Phase.EVALUATING:
+                self.events.emit(before.number, evaluation_finished=self.evaluation)
+                self.evaluation = pb.EvaluationFinished()  # the next one may select nobody
+
+    def _send_early(self, publication: PublishedModel, decision: Decision) -> None:
+        """Let clients that will need a model fetch it while its transaction is written."""
+        selected = [
+            action.clients
+            for action, _ in decision.actions
+            if isinstance(action, state_machine.Train | state_machine.Evaluate)
+        ]
+        self.early_publication = EarlyPublication(publication, frozenset().union(*selected))
+        self.assignments.wake_for_models(self.early_publication.clients)
+
+    def check_drained(self) -> None:
+        """Set `drained` if the federation is finished and the last client is gone."""
+        if self.round.phase is Phase.FINISHED and not len(self.sessions):
+            self.drained.set()
+
+    # ---- updates that are still of use ---------------------------------------------------------
+
+    def wants(self, client: str, number: int) -> bool:
+        """Return whether an update for this round is still of use, to it or to the history."""
+        if number == self.round.number and self.round.takes_update_of(client):
+            return True
+        return self.round.phase is not Phase.FINISHED and self.wants_late(client, number)
+
+    def wants_late(self, client: str, number: int) -> bool:
+        """Return whether the history would keep an update that its round went on without."""
+        is_late = number < self.round.number or self.round.phase in PAST_TRAINING
+        ahead = int(number == self.round.number)  # commits until the update is late
+        return (
+            is_late
+            and client not in self.revoked
+            and self.committer.wants_late(client, number, ahead)
+        )
+
+    def keeps_late(self, client: str, number: int) -> bool:
+        """Return whether an unfinished late upload is kept in memory.
+
+        The client must be connected: one that never returns would occupy the memory forever.
+        """
+        return self.sessions.get(client) is not None and self.wants_late(client, number)
+
+    def continue_without(self, client: str, number: int) -> None:
+        """Treat a client's upload as late: keep what was received if it is still of use."""
+        self.upload_registry.continue_without(
+            client, number, wanted=self.keeps_late(client, number)
+        )

@@ -1,0 +1,238 @@
+"""Applies the policies of a round: which clients it selects, how long it waits, when training ends.
+
+The scheduler holds what the policies need: past participation, losses, training durations and
+accuracies. It decides nothing itself: the policies are pure functions in `server.rounds`, and their
+results become events of the round.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+
+from fairfleet.common import fairness
+from fairfleet.server.federation.sessions import Session
+from fairfleet.server.rounds import deadlines, selection, state_machine
+from fairfleet.server.rounds.attendance import AttendanceBook
+from fairfleet.server.rounds.deadlines import TrainingDuration
+from fairfleet.server.rounds.selection import Candidate
+from fairfleet.server.rounds.state_machine import Phase, Round
+from fairfleet.server.rounds.stopping import reason_to_end
+from fairfleet.server.settings import ServerSettings
+from fairfleet.server.storage.client_queries import past_candidates, recorded_attendance
+from fairfleet.server.storage.evaluation_queries import accuracies
+from fairfleet.server.storage.store import Store, StoredUpdate
+
+
+class TrainingTimes:
+    """When the round began, and when each of its clients was selected, in the event loop's time."""
+
+    def __init__(self, now: float) -> None:
+        self.began = now  # the round, or this run of the server
+        self._selected: dict[str, float] = {}
+
+    def begin(self, now: float) -> None:
+        """Begin a round."""
+        self.began, self._selected = now, {}
+
+    def select(self, clients: Iterable[str], now: float) -> None:
+        """Note that clients are selected."""
+        self._selected |= dict.fromkeys(clients, now)
+
+    def selected_at(self, client: str) -> float:
+        """Return when a client was selected; if unknown, when the round began."""
+        return self._selected.get(client, self.began)
+
+
+class Scheduler:
+    """What the policies know about clients and rounds, and their current results."""
+
+    def __init__(self, settings: ServerSettings, store: Store) -> None:
+        self._settings, self._ending = settings.round, settings.end.ending()
+        self._seed = settings.seed
+        self._verification_seconds = settings.trying.deadline_seconds
+        self._past = past_candidates(store)
+        # No other policy uses which rounds a client missed.
+        by_turn = settings.round.selection == "least_recent"
+        self._attendance = recorded_attendance(store) if by_turn else AttendanceBook()
+        evaluations = accuracies(store)
+        self._worst = {version: _worst_tenth(values) for version, values in evaluations.items()}
+        newest = max(evaluations, default=0)
+        # The newest version and its accuracies so far: its evaluation may still be under way.
+        self._evaluating = (newest, evaluations.get(newest, {}))
+        # Seconds of training and upload, by client and round, the newest last.
+        self._durations: dict[tuple[str, int], float] = {}
+        self._paces: dict[str, TrainingDuration] = {}
+        # When it was selected, by client and round.
+        self._cut_off: dict[tuple[str, int], float] = {}
+        self._began_unix = store.began_unix()
+        private = settings.privacy is not None and settings.privacy.amplification
+        # With amplification, knowing the seed must not reveal which clients are drawn.
+        self._secret = (secrets.randbits(128),) if private else ()
+        # Of the newest selection: the round, how many clients were drawn, and among how many.
+        self._lot: tuple[int, int, int] = (-1, 0, 0)
+
+    # ---- what happened -------------------------------------------------------------------------
+
+    def record_duration(self, client: str, round_number: int, seconds: float) -> None:
+        """Record how long a client's training and upload took."""
+        self._paces[client] = TrainingDuration(seconds)
+        self._remember(client, round_number, seconds)
+
+    def cut_off(self, client: str, round_number: int, asked_at: float, now: float) -> None:
+        """Record that the round went on without a client that trains for longer than this."""
+        pace = self._paces[client] = self._paces.get(client, TrainingDuration(0.0)).cut_off(
+            now - asked_at
+        )
+        if pace.hangs:  # its times say nothing about how long training takes
+            for key in [key for key in self._cut_off if key[0] == client]:
+                del self._cut_off[key]
+                self._durations.pop(key, None)
+        else:
+            self._remember(client, round_number, now - asked_at)
+            self._cut_off[client, round_number] = asked_at
+
+    def record_late_announcement(self, client: str, round_number: int, now: float) -> None:
+        """Record the duration of a training that was cut off, now that its update is announced."""
+        asked_at = self._cut_off.pop((client, round_number), None)
+        if asked_at is not None:
+            self._paces[client] = replace(self._paces[client], seconds=now - asked_at)
+            self._remember(client, round_number, now - asked_at)
+
+    def counted(self, updates: Iterable[StoredUpdate]) -> None:
+        """Record the updates of a round that is being committed."""
+        for update in updates:
+            loss = update.report.loss_before
+            self._attendance.deliver([update.client])
+            self._past[update.client] = Candidate(update.client, last_round=update.round, loss=loss)
+
+    def spared(self, clients: Iterable[str], round_number: int) -> None:
+        """Record clients that were not needed: enough others were done earlier."""
+        self._attendance.spare(clients, round_number)
+
+    def evaluated(self, version: int, client: str, accuracy: float | None) -> None:
+        """Record a client's accuracy in the newest evaluation."""
+        if self._evaluating[0] != version:
+            self._evaluating = (version, {})
+        if accuracy is not None:
+            self._evaluating[1][client] = accuracy
+            self._worst.pop(version, None)  # to be computed again
+
+    # ---- what the policies say -----------------------------------------------------------------
+
+    def choose(
+        self, round_: Round, sessions: Sequence[Session]
+    ) -> state_machine.ClientsChosen | None:
+        """Return the clients to select now; None if there is nothing to select.
+
+        The selection is empty if no connected client can evaluate.
+        """
+        # An evaluation needs no minimum number of clients.
+        if round_.phase is Phase.EVALUATING and not round_.asked and sessions:
+            return state_machine.ClientsChosen(self._evaluators(round_, sessions))
+        if (
+            round_.phase is not Phase.WAITING
+            or round_.paused
+            or len(sessions) < self._settings.minimum_clients
+        ):
+            return None
+        busy = round_.unavailable()
+        candidates = [
+            self._candidate(session) for session in sessions if session.client not in busy
+        ]
+        # Clients that were selected before and are lost are replaced by others.
+        places = (
+            self._settings.clients - len(round_.received)
+            if self._settings.clients
+            else len(candidates)
+        )
+        return self._drawn(round_, candidates, places) if candidates and places > 0 else None
+
+    def patience(self, phase: Phase, asked: Set[str]) -> float:
+        """Return how long to wait for these clients, in seconds."""
+        settings = self._settings
+        if phase is Phase.EVALUATING:
+            return settings.evaluation_deadline_seconds
+        if phase is Phase.VERIFYING:
+            return self._verification_seconds
+        if settings.deadline == "fixed":
+            return settings.deadline_seconds
+        return deadlines.adaptive(
+            list(self._durations.values()),
+            [self._paces[client] for client in asked if client in self._paces],
+            longest=settings.deadline_seconds,
+            shortest=min(settings.shortest_deadline_seconds, settings.deadline_seconds),
+            factor=settings.deadline_factor,
+        )
+
+    def reason_to_end(self, unix_seconds: float) -> str | None:
+        """Return why the federation has trained enough; None if it has not."""
+        version, values = self._evaluating
+        if values and version not in self._worst:
+            self._worst[version] = _worst_tenth(values)
+        worst = [self._worst[version] for version in sorted(self._worst)]
+        return reason_to_end(self._ending, unix_seconds - self._began_unix, worst)
+
+    def next_lot(self, connected: int) -> tuple[int, int]:
+        """Return how many clients would be drawn now, and among how many."""
+        places = self._settings.clients or connected
+        return min(math.ceil(places * self._settings.over_selection), connected), connected
+
+    def lot_of(self, round_: Round) -> tuple[int, int]:
+        """Return how many clients were drawn for a round, and among how many.
+
+        (0, 0) stands for a round without sampling: its clients were selected more than once, or by
+        an earlier run of the server.
+        """
+        number, drawn, among = self._lot
+        return (drawn, among) if number == round_.number and round_.attempt == 0 else (0, 0)
+
+    def missing_clients(self, round_: Round, connected: int) -> int:
+        """Return how many more clients must connect before the round can begin."""
+        waiting = round_.phase is Phase.WAITING
+        return max(0, self._settings.minimum_clients - connected) if waiting else 0
+
+    def too_few(self, connected: int) -> str:
+        """Return how many clients are missing, as text."""
+        needed = self._settings.minimum_clients
+        return (
+            f"waiting for {needed - connected} more clients: {connected} of at least {needed} are "
+            "connected"
+        )
+
+    def _remember(self, client: str, round_number: int, seconds: float) -> None:
+        self._durations[client, round_number] = seconds
+        if len(self._durations) > deadlines.REMEMBERED:
+            oldest = next(iter(self._durations))
+            del self._durations[oldest]
+            self._cut_off.pop(oldest, None)
+
+    def _evaluators(self, round_: Round, sessions: Sequence[Session]) -> frozenset[str]:
+        able = [self._candidate(session) for session in sessions if session.member.test_samples]
+        return selection.uniform(
+            able, self._settings.evaluation_clients or len(able), (self._seed, round_.number)
+        )
+
+    def _candidate(self, session: Session) -> Candidate:
+        member = session.member
+        past = self._past.get(member.client, Candidate(member.client))
+        attendance = self._attendance.of(member.client)
+        return Candidate(
+            member.client, member.train_samples, past.last_round, past.loss, *attendance
+        )
+
+    def _drawn(
+        self, round_: Round, candidates: list[Candidate], places: int
+    ) -> state_machine.ClientsChosen:
+        choose = selection.POLICIES[self._settings.selection]
+        seed = (self._seed, round_.number, round_.attempt, *self._secret)
+        chosen = choose(candidates, math.ceil(places * self._settings.over_selection), seed)
+        self._attendance.select(chosen, round_.number)
+        self._lot = (round_.number, len(chosen), len(candidates))
+        return state_machine.ClientsChosen(chosen, min(places, len(chosen)))
+
+
+def _worst_tenth(accuracies: Mapping[str, float]) -> float:
+    return fairness.worst(list(accuracies.values()), 10)

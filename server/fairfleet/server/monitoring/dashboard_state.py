@@ -1,0 +1,292 @@
+"""What the dashboard shows, updated from events: clients, rounds, evaluations and headlines.
+
+Every entry carries the revision of the state at which it last changed. A viewer that has seen
+revision r needs only newer entries, and a new viewer needs all of them: `since(r)` and `since(0)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fairfleet.common.cli.event_text import headline
+from fairfleet.common.fairness import Fairness, mean, worst
+from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.monitoring.measures import Conflicts, FleetEvaluation, StepTaken
+
+ROUNDS = 200  # entries shown; the database has all of them
+EVALUATIONS = 400
+HEADLINES = 200
+BUSY = ("training", "delivered", "verifying", "evaluating")
+AWAY = ("gone", "revoked")  # states that a client leaves only by joining
+QUANTILES = (0, 10, 25, 50, 75, 90, 100)
+
+
+@dataclass
+class ClientRow:
+    """What is shown of one client."""
+
+    client: str
+    revision: int = 0
+    # gone, revoked, idle, one of BUSY, lost (missed by its round), or done (all is finished)
+    state: str = "gone"
+    connected: bool = False
+    device: str = ""
+    samples: int = 0  # to train on
+    seen_unix: float | None = None  # when it last called
+    asked: int = 0  # times selected to train
+    asked_round: int = -1  # the round of the last time
+    updates: int = 0  # updates that counted
+    last_round: int | None = None  # that it took part in
+    accuracy: float | None = None
+    loss: float | None = None
+    evaluated: int | None = None  # which version
+    failure: str = ""  # why the newest evaluation has no result for it
+    coefficient: float | None = None  # in the last round that it took part in
+    cosine: float | None = None  # with the direction of that round
+    # Remembered rounds whose direction harmed it, and how many of its own rounds in a row until
+    # now; None: not computed.
+    conflicts: int | None = 0
+    streak: int | None = 0
+
+
+class DashboardState:
+    """The entries that the dashboard shows, and the revision of the newest change."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.conflicts = Conflicts()
+        self._clients: dict[str, ClientRow] = {}
+        # By client with an unanswered request: its state while it is connected.
+        self._owed: dict[str, str] = {}
+        self._rounds: deque[dict[str, Any]] = deque(maxlen=ROUNDS)
+        self._evaluations: deque[dict[str, Any]] = deque(maxlen=EVALUATIONS)
+        self._headlines: deque[dict[str, Any]] = deque(maxlen=HEADLINES)
+
+    def since(self, revision: int) -> dict[str, Any]:
+        """Return every entry that changed after a revision."""
+        return {
+            "revision": self.revision,
+            "clients": [vars(row) for row in self._clients.values() if row.revision > revision],
+            "rounds": [entry for entry in self._rounds if entry["revision"] > revision],
+            "evaluations": [entry for entry in self._evaluations if entry["revision"] > revision],
+            "events": [entry for entry in self._headlines if entry["revision"] > revision],
+        }
+
+    def set(self, client: str, **changes: Any) -> ClientRow:
+        """Change fields of a client's row, which is added if it is new, and return the row."""
+        row = self._clients.get(client)
+        if row is None:
+            row = self._clients[client] = ClientRow(client)
+        for name, value in changes.items():
+            setattr(row, name, value)
+        self.revision += 1
+        row.revision = self.revision
+        return row
+
+    def compare(self, connected: Set[str], revoked: Set[str], *, finished: bool) -> None:
+        """Update rows for which there is no event, from the sets of connected and revoked clients.
+
+        A client that disconnects after the last round causes no event, for example.
+        """
+        for row in self._clients.values():
+            if row.connected != (row.client in connected):
+                self.set(row.client, connected=row.client in connected)
+            if row.client in revoked and (row.state != "revoked" or row.streak):
+                self.conflicts.forget([row.client])
+                self.set(row.client, state="revoked", streak=0)
+            elif finished and not row.connected and row.state in ("idle", *BUSY):
+                self.set(row.client, state="done")
+
+    # ---- events --------------------------------------------------------------------------------
+
+    def observe(self, event: pb.Event) -> None:
+        """Update the entries for an event. An event of an unknown kind changes nothing."""
+        kind = event.WhichOneof("kind")
+        if kind is None:
+            return
+        self._update_clients(kind, getattr(event, kind), event)
+        if kind == "step_measured":
+            self._measured(event.step_measured.round, event.step_measured.measured.improved)
+        if (text := headline(event)) is not None:
+            self.revision += 1
+            entry = {
+                "revision": self.revision,
+                "unix_seconds": event.unix_seconds,
+                "round": event.round,
+                "kind": kind,
+                "text": text,
+            }
+            self._headlines.append(entry)
+
+    def _update_clients(self, kind: str, fields: Any, event: pb.Event) -> None:
+        match kind:
+            case "client_joined":
+                self._joined(fields, event.unix_seconds)
+            case "client_gone":
+                self._owed.pop(fields.client, None)
+                state = "revoked" if fields.reason == "revoked" else "gone"
+                self.set(fields.client, state=state, seen_unix=event.unix_seconds)
+            case "round_started":
+                self._ask_to_train(fields.clients, event.round)
+            case "update_received" | "step_tried":
+                self._answered(fields.client, "delivered", event.unix_seconds)
+            case "verification_started":
+                self._ask(fields.clients, "verifying")
+            case "evaluation_started":
+                self._ask(fields.clients, "evaluating")
+            case "evaluation_reported":
+                self._answered(fields.client, "idle", event.unix_seconds)
+            case "evaluation_finished":
+                self._release("evaluating")
+
+    def _joined(self, joined: pb.ClientJoined, unix_seconds: float) -> None:
+        self.set(
+            joined.client,
+            state=self._owed.get(joined.client, "idle"),
+            seen_unix=unix_seconds,
+            device=joined.device,
+            samples=joined.train_samples,
+        )
+
+    def _ask_to_train(self, clients: Iterable[str], round_number: int) -> None:
+        self._ask(clients, "training")
+        for client in clients:
+            row = self._clients[client]
+            if row.asked_round != round_number:  # after a restart the same clients are asked again
+                row.asked, row.asked_round = row.asked + 1, round_number
+
+    def _ask(self, clients: Iterable[str], state: str) -> None:
+        for client in clients:
+            self._owed[client] = state
+            self._move(client, state)
+
+    def _answered(self, client: str, state: str, unix_seconds: float) -> None:
+        self._owed.pop(client, None)
+        self._move(client, state, seen_unix=unix_seconds)
+
+    def _release(self, *states: str) -> None:
+        """Drop the requests of these states: the round or evaluation is over."""
+        self._owed = {client: state for client, state in self._owed.items() if state not in states}
+        for client in [row.client for row in self._clients.values() if row.state in states]:
+            self.set(client, state="idle")
+
+    def _move(self, client: str, state: str, **changes: Any) -> None:
+        """Set the state of a client, unless it is away."""
+        row = self._clients.get(client)
+        is_away = row is not None and row.state in AWAY
+        self.set(client, **changes, **({} if is_away else {"state": state}))
+
+    def _measured(self, round_number: int, improved: float) -> None:
+        for entry in self._rounds:
+            if entry["round"] == round_number:
+                self.revision += 1
+                entry.update(revision=self.revision, measured=finite(improved))
+
+    def committed(self, record: pb.RoundRecord, step: StepTaken, *, live: bool = True) -> None:
+        """Add a committed round; `live` is false for one of an earlier run of the server."""
+        if self._rounds and record.round <= self._rounds[-1]["round"]:
+            return
+        clients = [contribution.client for contribution in record.contributions]
+        self.conflicts.add(record.round, clients, step.conflicts)
+        for client in clients:
+            row = self._contributed(client, record.round, step)
+            row.updates += live
+        if live:
+            self._end_round(record.dropped)
+        self.revision += 1
+        self._rounds.append({"revision": self.revision, **round_entry(record, step)})
+
+    def _contributed(self, client: str, round_number: int, step: StepTaken) -> ClientRow:
+        are_known = self.conflicts.are_known
+        return self.set(
+            client,
+            last_round=round_number,
+            coefficient=finite(step.coefficients.get(client)),
+            cosine=finite(step.cosines.get(client)),
+            conflicts=self.conflicts.counts[client] if are_known else None,
+            streak=self.conflicts.streaks[client] if are_known else None,
+        )
+
+    def _end_round(self, dropped: Iterable[str]) -> None:
+        for client in dropped:
+            if client in self._clients and self._clients[client].state == "training":
+                self.set(client, state="lost")
+        self._release("training", "verifying", "delivered")
+
+    def evaluated(self, evaluation: FleetEvaluation, unix_seconds: float) -> None:
+        """Add a finished evaluation."""
+        for client, result in evaluation.evaluations.items():
+            self.set(
+                client,
+                accuracy=result.accuracy,
+                loss=result.loss,
+                evaluated=evaluation.version,
+                failure="",
+            )
+        for client, failure in evaluation.failures.items():
+            self.set(client, failure=failure)
+        self.revision += 1
+        entry = {"revision": self.revision, **evaluation_entry(evaluation, unix_seconds)}
+        self._evaluations.append(entry)
+
+
+# ---- entries -------------------------------------------------------------------------------------
+
+
+def round_entry(record: pb.RoundRecord, step: StepTaken) -> dict[str, Any]:
+    """Return what is shown of a round; None stands for a figure that was not computed."""
+    losses = [contribution.report.loss_before for contribution in record.contributions]
+    return {
+        "round": record.round,
+        "unix_seconds": record.unix_seconds,
+        "training_seconds": record.training_seconds,
+        "aggregation_seconds": record.aggregation_seconds,
+        "verification_seconds": record.verification.seconds,  # 0: the step was not tried
+        "commit_seconds": record.commit_seconds,
+        "attempts": record.attempts,
+        "updates": len(record.contributions),
+        "dropped": len(record.dropped),
+        "bytes_received": record.bytes_received,
+        "loss_mean": finite(mean(losses)),
+        "loss_worst_10": finite(worst(losses, 10, higher_is_better=False)),
+        "conflicts": None if step.conflicts is None else len(step.conflicts),
+        "conflicting_layers": step.conflicting_layers,
+        "diagnostics": step.level,
+        "direction_norm": finite(step.norm),
+        "standing_in": step.standing_in,
+        "status": step.status,
+        "promised": finite(record.promised) if record.HasField("promised") else None,
+        "measured": finite(record.measured.improved) if record.HasField("measured") else None,
+        "admission": dict(Counter(finding.decision for finding in record.admission)),
+        "factor": record.verification.factor if record.HasField("verification") else None,
+    }
+
+
+def evaluation_entry(evaluation: FleetEvaluation, unix_seconds: float) -> dict[str, Any]:
+    """Return what is shown of an evaluation."""
+    return {
+        "version": evaluation.version,
+        "unix_seconds": unix_seconds,
+        "outcomes": evaluation.outcomes(),
+        "improved": finite(evaluation.improved),
+        "accuracy": _measures(evaluation.accuracy, evaluation.accuracies()),
+        "loss": _measures(evaluation.loss, evaluation.losses()),
+    }
+
+
+def _measures(fairness: Fairness | None, values: list[float]) -> dict[str, Any] | None:
+    if fairness is None:
+        return None
+    statistics = {name: finite(value) for name, value in vars(fairness).items()}
+    return statistics | {"quantiles": [float(value) for value in np.percentile(values, QUANTILES)]}
+
+
+def finite(value: float | None) -> float | None:
+    """Return None for NaN and infinity, which JSON cannot express."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,90 @@
+// The clients' table: only the rows in sight exist, so a thousand clients scroll like ten.
+import { $, h, keyed, text } from "./dom.js";
+import { measure, need, newest, state } from "./state.js";
+import { clock, duration, NONE, number, percent, plural } from "./words.js";
+
+const HEIGHT = 36, BEYOND = 6; // pixels of a row; rows kept beside those in sight
+
+const COLUMNS = [
+  { name: "client", key: (row) => row.client, cell: (row) => h("span", { class: "name", title: row.device }, row.client) },
+  { name: "state", key: (row) => row.state, cell: (row) => h("span", { class: `state ${row.state}` }, h("i"), row.state) },
+  { name: "accuracy", key: need, cell: served },
+  { name: "loss", class: "n", key: (row) => row.loss ?? -Infinity, down: true, cell: (row) => number(row.loss) },
+  { name: "updates", class: "n", key: (row) => row.updates, cell: (row) => h("span", { title: "counted of those asked for" }, `${row.updates} / ${row.asked}`) },
+  { name: "coefficient", class: "n", key: (row) => row.coefficient ?? -Infinity, down: true, cell: (row) => number(row.coefficient) },
+  { name: "cosine", class: "n", key: (row) => row.cosine ?? Infinity, cell: (row) => h("span", { class: row.cosine < -1e-9 ? "clash" : "", title: "of its update with the direction" }, number(row.cosine)) },
+  { name: "conflicts", class: "n", key: (row) => row.conflicts, down: true, cell: conflicts },
+  { name: "last seen", class: "n", key: (row) => row.seen_unix ?? 0, cell: seen },
+];
+
+const names = new Intl.Collator("en", { numeric: true }); // client-9 before client-10
+
+let sorted = { column: COLUMNS[2], down: false };
+let rows = [];
+let wanted = "";
+
+function served(row) {
+  if (row.accuracy == null) return h("span", { class: "faint", title: row.failure }, row.failure || (measure() === "loss" && row.loss != null ? "no accuracy" : "not evaluated"));
+  const worst = newest()?.accuracy;
+  const fill = h("div", { class: "fill" });
+  fill.style.width = `${100 * row.accuracy}%`;
+  const low = worst && row.accuracy <= worst.worst_10 + 1e-12;
+  return h("div", { class: `meter${low ? " low" : ""}`, title: row.failure || `version ${row.evaluated}` }, h("div", { class: "track" }, fill), h("b", null, percent(row.accuracy)));
+}
+
+function conflicts(row) {
+  if (row.conflicts == null) return h("span", { class: "faint", title: "not computed: see the setting diagnostics" }, NONE);
+  return h("span", { class: row.streak ? "clash" : "", title: `${row.streak} in a row; counted over the newest 200 rounds` }, row.streak > 1 ? `${row.conflicts} (${row.streak}×)` : String(row.conflicts));
+}
+
+function seen(row) {
+  if (row.connected) return "connected";
+  const ago = row.seen_unix == null ? null : Date.now() / 1000 + state.skew - row.seen_unix;
+  return h("span", { title: row.seen_unix == null ? "" : clock(row.seen_unix) }, ago == null ? NONE : `${duration(Math.max(0, ago))} ago`);
+}
+
+function head() {
+  const make = (name, place) => h("span", { role: "columnheader", class: COLUMNS[place].class }, h("button", { type: "button", onclick: () => choose(COLUMNS[place]) }));
+  keyed($("table-head"), COLUMNS.map((column) => column.name), make, (cell, name, place) => {
+    const mine = COLUMNS[place] === sorted.column, button = cell.firstChild;
+    button.textContent = `${name}${mine ? (sorted.down ? " ↓" : " ↑") : ""}`;
+    if (mine) button.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
+    else button.removeAttribute("aria-sort");
+  });
+}
+
+function choose(column) {
+  sorted = { column, down: column === sorted.column ? !sorted.down : Boolean(column.down) };
+  head();
+  draw();
+}
+
+export function draw() {
+  const key = sorted.column.key, sign = sorted.down ? -1 : 1;
+  const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
+  const fits = (row) => words.every((word) => `${row.client} ${row.device} ${row.state}`.toLowerCase().includes(word));
+  const keyed = [...state.clients.values()].filter(fits).map((row) => [key(row), row]);
+  keyed.sort(([one, a], [other, b]) => sign * (typeof one === "string" ? names.compare(one, other) : one < other ? -1 : one > other ? 1 : 0) || names.compare(a.client, b.client));
+  rows = keyed.map(([, row]) => row);
+  const all = state.clients.size;
+  text("clients-count", rows.length === all ? plural(all, "client") : `${rows.length} of ${plural(all, "client")}`);
+  $("table-space").style.height = `${Math.max(1, rows.length) * HEIGHT}px`;
+  $("table-scroll").classList.toggle("short", rows.length < 12);
+  show();
+}
+
+function show() {
+  const view = $("table-scroll"), first = Math.max(0, Math.floor(view.scrollTop / HEIGHT) - BEYOND);
+  const inSight = rows.slice(first, first + Math.ceil((view.clientHeight || 432) / HEIGHT) + 2 * BEYOND);
+  $("table-space").replaceChildren(...inSight.map((row, place) => {
+    const line = h("div", { class: "row", role: "row", "data-client": row.client }, ...COLUMNS.map((column) => h("span", { role: "cell", class: column.class, "data-column": column.name }, column.cell(row))));
+    line.style.top = `${(first + place) * HEIGHT}px`;
+    return line;
+  }));
+}
+
+export function start() {
+  head();
+  $("table-scroll").addEventListener("scroll", () => requestAnimationFrame(show), { passive: true });
+  $("search").addEventListener("input", (event) => { wanted = event.target.value; $("table-scroll").scrollTop = 0; draw(); });
+}

@@ -1,0 +1,80 @@
+"""Read what earlier runs recorded, so that a restart leaves no gap in what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fairfleet.server.monitoring.measures import REMEMBERED_ROUNDS, Evaluations, FleetEvaluation
+from fairfleet.server.rounds.state_machine import Phase, Round
+from fairfleet.server.storage.client_queries import last_heard, times_asked, update_counts
+from fairfleet.server.storage.evaluation_queries import (
+    evaluated_unix,
+    evaluated_versions,
+    evaluation_failures,
+    evaluations_of,
+)
+from fairfleet.server.storage.round_record import RoundRecord
+from fairfleet.server.storage.store import Store
+
+MAX_EVALUATIONS = 200  # evenly spread over a federation that has more
+
+
+@dataclass(frozen=True)
+class RecordedHistory:
+    """What the database holds of earlier runs, as far as it is shown."""
+
+    evaluations: tuple[FleetEvaluation, ...] = ()  # oldest first
+    evaluated_unix: tuple[float, ...] = ()  # the time of each evaluation
+    records: tuple[RoundRecord, ...] = ()  # of the newest rounds, oldest first
+    # By client: its number of updates, and the newest round that has one.
+    updates: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # By client: how often it was asked to train, and the round of the last time.
+    asked: dict[str, tuple[int, int]] = field(default_factory=dict)
+    heard: dict[str, float] = field(default_factory=dict)  # by client: when it last called
+    revoked: frozenset[str] = frozenset()
+
+
+def recall(store: Store, current: Round) -> RecordedHistory:
+    """Read the history before the current round. This blocks: call it in a thread."""
+    is_evaluating = current.phase is Phase.EVALUATING
+    last_version = current.number - 1 if is_evaluating else current.number
+    versions = _spread(evaluated_versions(store, last_version, -1)[::-1])
+    return RecordedHistory(
+        evaluations=tuple(_evaluations(store, versions)),
+        evaluated_unix=tuple(evaluated_unix(store, version) for version in versions),
+        records=tuple(store.records(current.number - REMEMBERED_ROUNDS, current.number - 1)),
+        updates=update_counts(store, current.number),
+        asked=times_asked(store),
+        heard=last_heard(store),
+        revoked=frozenset(store.revoked()),
+    )
+
+
+def newest_evaluation(store: Store, last_version: int) -> FleetEvaluation | None:
+    """Return the newest evaluation up to a version, compared with the results before it."""
+    newest = evaluated_versions(store, last_version, 1)
+    if not newest:
+        return None
+    previous = evaluated_versions(store, newest[0] - 1, 1, with_results=True)
+    return list(_evaluations(store, [*previous, *newest]))[-1]
+
+
+def _evaluations(store: Store, versions: list[int]) -> Iterator[FleetEvaluation]:
+    """Yield evaluations, each compared with the previous one that has results."""
+    previous: Evaluations = {}
+    for version in versions:
+        results = evaluations_of(store, version)
+        failures = evaluation_failures(store, version)
+        yield FleetEvaluation.of(version, results, previous, failures)
+        previous = results or previous
+
+
+def _spread(versions: list[int]) -> list[int]:
+    """Return a limited number of versions, with the newest two: they are compared."""
+    if len(versions) <= MAX_EVALUATIONS:
+        return versions
+    spread_count = MAX_EVALUATIONS - 2
+    step = len(versions) / spread_count
+    spread = {versions[int(index * step)] for index in range(spread_count)}
+    return sorted(spread | set(versions[-2:]))

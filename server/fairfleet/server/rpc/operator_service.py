@@ -1,0 +1,193 @@
+"""The Operator service: what people and tools can see of a federation, and what they can change.
+
+Each method translates a request, calls one function of the federation or of the store, and
+translates its result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import BinaryIO
+
+from fairfleet.common import wire
+from fairfleet.common.codecs import CHUNK_BYTES
+from fairfleet.common.errors import BadRequest, NotKept, short
+from fairfleet.common.names import check_name
+from fairfleet.common.tensors import Section
+from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.federation.coordinator import Coordinator
+from fairfleet.server.federation.event_stream import record_message
+from fairfleet.server.federation.sessions import Session
+from fairfleet.server.rpc.handlers import Context
+from fairfleet.server.security.enrolment import EnrolmentAuthority
+from fairfleet.server.security.operator_revocation import Operators
+from fairfleet.server.storage.client_queries import update_counts
+from fairfleet.server.storage.evaluation_queries import newest_evaluations
+from fairfleet.server.storage.store import Store
+
+MAX_REASON_CHARS = 300  # of a reason that is stored
+PAGE = 100  # records read from the database at a time
+ACTIVITIES = {
+    "train": pb.CLIENT_STATE_TRAINING,
+    "verify": pb.CLIENT_STATE_VERIFYING,
+    "evaluate": pb.CLIENT_STATE_EVALUATING,
+}
+
+
+class OperatorService:
+    """What operators call."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Store,
+        operators: Operators,
+        enrolment: EnrolmentAuthority,
+    ) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        self._operators, self._enrolment = operators, enrolment
+
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
+        """Return the state of the federation."""
+        coordinator, state = self._coordinator, self._coordinator.state
+        budget = state.privacy_budget
+        return pb.StatusResponse(
+            federation=coordinator.settings.name,
+            version=state.publication.version,
+            rounds_planned=coordinator.settings.rounds,
+            phase=pb.Phase.Value(f"PHASE_{state.round.phase.name}"),
+            attempt=state.round.attempt,
+            paused=state.round.paused,
+            connected=state.connected,
+            asked=len(state.round.asked),
+            received=len(state.round.received),
+            missing=state.missing_clients(),
+            rule=coordinator.recipe.name,
+            parameters=coordinator.signature.size(Section.PARAMETERS),
+            bytes_received=state.traffic.received_bytes,
+            bytes_sent=state.traffic.sent_bytes,
+            uptime_seconds=state.uptime_seconds,
+            privacy=budget.status() if budget else None,
+        )
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Event]:
+        """Send every event from now on."""
+        events = self._coordinator.events.watch()
+        # The contract: no event that happens after the initial metadata is missed.
+        await context.send_initial_metadata(())
+        async for event in events:
+            yield event
+
+    async def Rounds(
+        self, request: pb.RoundsRequest, context: Context
+    ) -> AsyncIterator[pb.RoundRecord]:
+        """Send the records of committed rounds, in order."""
+        newest = self._coordinator.state.publication.version - 1
+        last = min(request.last or newest, newest)
+        for first in range(request.first, last + 1, PAGE):
+            for record in await asyncio.to_thread(
+                self._store.records, first, min(first + PAGE - 1, last)
+            ):
+                yield record_message(record)
+
+    async def Clients(
+        self, request: pb.ClientsRequest, context: Context
+    ) -> AsyncIterator[pb.ClientRecord]:
+        """Send what is recorded of each client, by name."""
+        committed = self._coordinator.state.publication.version
+        counts = await asyncio.to_thread(update_counts, self._store, committed)
+        evaluations = await asyncio.to_thread(newest_evaluations, self._store)
+        revoked = await asyncio.to_thread(self._store.revoked)
+        sessions = {session.client: session for session in self._coordinator.state.sessions()}
+        for client in sorted(counts.keys() | evaluations.keys() | revoked.keys() | sessions.keys()):
+            record = pb.ClientRecord(client=client, state=self._state(client, client in revoked))
+            if session := sessions.get(client):
+                _add_session(record, session)
+            if client in counts:
+                record.updates_counted, record.last_counted_round = counts[client]
+            if client in evaluations:
+                record.evaluated_version, evaluation = evaluations[client]
+                record.evaluation.MergeFrom(wire.evaluation_out(evaluation))
+            yield record
+
+    def _state(self, client: str, revoked: bool) -> pb.ClientState.ValueType:
+        if revoked:
+            return pb.CLIENT_STATE_REVOKED
+        if not self._coordinator.state.is_connected(client):
+            return pb.CLIENT_STATE_GONE
+        activity = self._coordinator.state.activity(client)
+        return ACTIVITIES.get(activity, pb.CLIENT_STATE_IDLE)
+
+    async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseResponse:
+        """Begin no round until `Resume`."""
+        await self._coordinator.operators.pause()
+        return pb.PauseResponse()
+
+    async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
+        """Continue after `Pause`."""
+        await self._coordinator.operators.resume()
+        return pb.ResumeResponse()
+
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopResponse:
+        """Finish the federation for good."""
+        reason = short(request.reason, MAX_REASON_CHARS) or "stopped by an operator"
+        await self._coordinator.operators.end(reason)
+        return pb.StopResponse()
+
+    async def Revoke(self, request: pb.RevokeRequest, context: Context) -> pb.RevokeResponse:
+        """Shut out a client or an operator for good."""
+        name = check_name(request.client, "the name to revoke", BadRequest)
+        reason = short(request.reason, MAX_REASON_CHARS)
+        if request.operator:
+            await self._coordinator.run_to_completion(self._operators.revoke(name, reason))
+        else:
+            await self._coordinator.operators.revoke(name, reason)
+        return pb.RevokeResponse()
+
+    async def MakeToken(
+        self, request: pb.MakeTokenRequest, context: Context
+    ) -> pb.MakeTokenResponse:
+        """Return a new token, with which one device can enrol."""
+        secret, ca = await self._enrolment.make_token(
+            request.client, request.seconds, request.certificate_seconds
+        )
+        return pb.MakeTokenResponse(secret=secret, ca=ca, port=self._enrolment.port or 0)
+
+    async def ExportModel(
+        self, request: pb.ExportModelRequest, context: Context
+    ) -> AsyncIterator[pb.FileChunk]:
+        """Send the file of a model; the newest unless a version is given."""
+        newest = self._coordinator.state.publication.version
+        version = request.version if request.HasField("version") else newest
+        model = await asyncio.to_thread(self._store.model, version) if version <= newest else None
+        if model is None:
+            raise NotKept(f"version {version} is not kept; the newest is {newest}")
+        with self._store.files.reading(model.file) as path:
+            try:
+                file = await asyncio.to_thread(open, path, "rb")
+            except FileNotFoundError:
+                raise NotKept(
+                    f"version {version} was just retired; the newest is {newest}"
+                ) from None
+            async for chunk in _file_chunks(file, version):
+                yield chunk
+
+
+def _add_session(record: pb.ClientRecord, session: Session) -> None:
+    """Add what is known of a connected client."""
+    idle_seconds = max(0.0, asyncio.get_running_loop().time() - session.last_seen)
+    record.device = session.member.device
+    record.train_samples = session.member.train_samples
+    record.test_samples = session.member.test_samples
+    record.seconds_since_seen = 0.0 if session.polls else idle_seconds
+
+
+async def _file_chunks(file: BinaryIO, version: int) -> AsyncIterator[pb.FileChunk]:
+    with file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        for offset in range(0, size, CHUNK_BYTES):
+            data = await asyncio.to_thread(file.read, CHUNK_BYTES)
+            yield pb.FileChunk(offset_bytes=offset, data=data, size_bytes=size, version=version)

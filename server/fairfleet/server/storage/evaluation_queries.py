@@ -1,0 +1,102 @@
+"""The table of evaluations: each client's result for a version, or why it has none."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+import sqlalchemy as sa
+
+from fairfleet.common.reports import Evaluation
+from fairfleet.server.rounds.missing_evaluations import NO_TEST_DATA
+from fairfleet.server.storage.queries import ReadableStore, Write, writing
+from fairfleet.server.storage.schema import evaluations
+
+_has_result = evaluations.c.evaluation.is_not(None)
+
+
+def evaluation_write(
+    version: int, client: str, evaluation: Evaluation | None, failure: str
+) -> Write:
+    """Record a client's evaluation of a version, or the `failure` if there is none."""
+    row = {
+        "version": version,
+        "client": client,
+        "evaluation": evaluation.model_dump_json() if evaluation else None,
+        "failure": failure,
+        "unix_seconds": time.time(),
+    }
+    return writing(evaluations.insert(), row)
+
+
+def evaluations_of(store: ReadableStore, version: int) -> dict[str, Evaluation]:
+    """Return the results for a version, by client."""
+    query = sa.select(evaluations.c.client, evaluations.c.evaluation)
+    rows = store.rows(query.where(evaluations.c.version == version, _has_result))
+    return {row.client: Evaluation.model_validate_json(row.evaluation) for row in rows}
+
+
+def evaluated_unix(store: ReadableStore, version: int) -> float:
+    """Return when the last result or failure for a version was recorded; 0 if there is none."""
+    query = sa.select(sa.func.max(evaluations.c.unix_seconds)).where(
+        evaluations.c.version == version
+    )
+    return float(store.rows(query)[0][0] or 0.0)
+
+
+def evaluation_failures(store: ReadableStore, version: int) -> dict[str, str]:
+    """Return why there is no result for a version, by client."""
+    query = sa.select(evaluations.c.client, evaluations.c.failure)
+    rows = store.rows(query.where(evaluations.c.version == version, ~_has_result))
+    return {row.client: row.failure for row in rows}
+
+
+def accuracies(store: ReadableStore) -> dict[int, dict[str, float]]:
+    """Return all accuracies, by version and client."""
+    query = sa.select(evaluations.c.version, evaluations.c.client, evaluations.c.evaluation)
+    by_version: dict[int, dict[str, float]] = defaultdict(dict)
+    for version, client, text in store.rows(query.where(_has_result)):
+        accuracy = Evaluation.model_validate_json(text).accuracy
+        if accuracy is not None:
+            by_version[version][client] = accuracy
+    return dict(by_version)
+
+
+def evaluated_versions(
+    store: ReadableStore, last: int, count: int, *, with_results: bool = False
+) -> list[int]:
+    """Return the newest `count` versions up to `last` that were evaluated, newest first.
+
+    A count of -1 means all. `with_results` leaves out versions without any result.
+    """
+    query = sa.select(evaluations.c.version).where(evaluations.c.version <= last)
+    if with_results:
+        query = query.where(_has_result)
+    query = query.distinct().order_by(evaluations.c.version.desc())
+    return [row.version for row in store.rows(query if count < 0 else query.limit(count))]
+
+
+def newest_evaluations(store: ReadableStore) -> dict[str, tuple[int, Evaluation]]:
+    """Return, by client, the newest version with a result, and the result."""
+    newest = sa.select(
+        evaluations.c.client, sa.func.max(evaluations.c.version).label("version")
+    ).where(_has_result)
+    latest = newest.group_by(evaluations.c.client).subquery()
+    query = sa.select(evaluations.c.client, evaluations.c.version, evaluations.c.evaluation).join(
+        latest,
+        (evaluations.c.client == latest.c.client) & (evaluations.c.version == latest.c.version),
+    )
+    return {
+        client: (version, Evaluation.model_validate_json(text))
+        for client, version, text in store.rows(query)
+    }
+
+
+def was_asked(store: ReadableStore, version: int, client: str) -> bool:
+    """Return whether a client was asked to evaluate a version, and its answer is recorded."""
+    query = sa.select(evaluations.c.client).where(
+        evaluations.c.version == version,
+        evaluations.c.client == client,
+        evaluations.c.failure != NO_TEST_DATA,
+    )
+    return bool(store.rows(query))

@@ -1,0 +1,53 @@
+"""Two processes use one client name while the link of one of them is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import until
+from tests.support.relay import Relay, RelayedFleet
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[RelayedFleet]:
+    fleet = RelayedFleet(tmp_path)
+    try:
+        yield fleet
+    finally:
+        fleet.end()
+
+
+@pytest.mark.parametrize(
+    "restarted", [False, True], ids=["same server", "server restarted meanwhile"]
+)
+def test_a_process_that_was_disconnected_does_not_take_the_name_from_a_newer_one(
+    fleet: RelayedFleet, restarted: bool
+) -> None:
+    fleet.init()
+    fleet.start_server(round__minimum_clients=3, lease_seconds=60)
+    relay = fleet.relay = Relay(fleet.port)
+    older = fleet.clients["older"] = fleet.start_client("device")
+    until(
+        lambda: "joined" in fleet.log("device.log"),
+        "the older process, which knows by then that it is the first",
+    )
+    relay.cut()
+    fleet.relay = None
+    newer = fleet.start_client("device")
+    until(lambda: fleet.log("server.log").count("client device joined") == 2, "the newer process")
+    if restarted:
+        fleet.kill_server()
+        fleet.start_server(round__minimum_clients=3, lease_seconds=60)
+        until(
+            lambda: fleet.log("server.log").count("client device joined") == 3,
+            "the newer process again",
+        )
+    relay.repair()
+    assert older.wait(60) != 0
+    assert "another process joined as device and took over" in fleet.log("device.log")
+    assert newer.poll() is None
+    assert fleet.status().connected == 1
+    relay.cut()

@@ -1,0 +1,83 @@
+"""A report that a rule cannot use is refused by field name, before its update is accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairfleet.common.errors import BadReport
+from fairfleet.common.reports import TrainReport
+from fairfleet.server.aggregation.report_requirements import ReportRequirements
+from fairfleet.server.rules import Needs, listings, recipe
+
+GOOD = TrainReport(
+    samples=10,
+    loss_before=1.0,
+    loss_after=0.5,
+    steps=5,
+    learning_rate=0.1,
+    gradient_norm=2.0,
+    accuracy=0.5,
+)
+
+
+def requirements(rule: str) -> ReportRequirements:
+    return ReportRequirements.of(rule, recipe(rule).rule.needs())
+
+
+@pytest.mark.parametrize("rule", sorted(listings()))
+def test_a_complete_report_suits_every_rule(rule: str) -> None:
+    requirements(rule).check(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("rule", "field"), [("adafedadam", "gradient_norm"), ("fedfa", "accuracy")]
+)
+def test_a_missing_field_that_the_rule_needs_is_named(rule: str, field: str) -> None:
+    with pytest.raises(BadReport, match=f"{field} is missing.*rule {rule} needs it"):
+        requirements(rule).check(GOOD.model_copy(update={field: None}))
+    requirements("fedavg").check(GOOD.model_copy(update={field: None}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("samples", 0),
+        ("samples", 2**63),
+        ("loss_before", 1.7e308),
+        ("loss_before", -1.7e308),
+        ("loss_after", 1e31),
+        ("gradient_norm", 1.7e308),
+        ("learning_rate", 1e39),
+        ("steps", 2**60),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name_whatever_the_rule(
+    field: str, value: float
+) -> None:
+    with pytest.raises(BadReport, match=f"{field} is .*expected a value from"):
+        requirements("fedavg").check(GOOD.model_copy(update={field: value}))
+
+
+def test_a_value_that_the_rule_divides_by_must_not_be_zero() -> None:
+    idle = GOOD.model_copy(update={"learning_rate": 0.0})
+    ReportRequirements.of("mine", Needs()).check(idle)
+    with pytest.raises(BadReport, match="learning_rate is 0"):
+        ReportRequirements.of("mine", Needs(reports=("local_lr",), positive=("local_lr",))).check(
+            idle
+        )
+
+
+def test_losses_that_the_rule_is_not_defined_for_are_refused_with_a_remedy() -> None:
+    below = GOOD.model_copy(update={"loss_before": -0.5})
+    ReportRequirements.of("mine", Needs()).check(below)
+    with pytest.raises(BadReport, match=r"loss_before is -0.5.*at least 0.*Add a constant"):
+        ReportRequirements.of("mine", Needs(losses="non_negative")).check(below)
+    with pytest.raises(BadReport, match="losses above 0"):
+        ReportRequirements.of("mine", Needs(losses="positive")).check(
+            GOOD.model_copy(update={"loss_before": 0.0})
+        )
+
+
+def test_values_that_the_server_knows_are_not_required_of_clients() -> None:
+    assert requirements("fedfa").fields == ("accuracy",)
+    assert requirements("adafedadam").fields == ("gradient_norm", "learning_rate")
