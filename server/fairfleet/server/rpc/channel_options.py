@@ -12,6 +12,11 @@ from fairfleet.server.security.limits import ServerLimits
 ENROLMENT_MS = 60_000  # the longest connection of a device that enrols
 ENROLMENT_STREAMS = 16  # one is needed; one that just ended may still count
 ENROLMENT_BYTES = 64 << 10  # of a message: a token and a certificate request of up to 8 KiB
+PEER_FAULTS = (
+    "Invalid encoding",  # metadata that is not text
+    "ExecuteBatchError raised in core",  # the caller closed the call while its status was sent
+    "Failed sending error status from server",  # the same, while a refusal was sent
+)
 
 
 def connection_limits(limits: ServerLimits) -> tuple[tuple[str, int], ...]:
@@ -49,7 +54,7 @@ def enrolment_limits(limits: ServerLimits) -> tuple[tuple[str, int], ...]:
 
 
 def keep_log_short() -> None:
-    """Suppress gRPC's traceback for metadata that is not text: any peer could fill the disk."""
+    """Suppress the tracebacks that gRPC logs for what any peer can do: they could fill the disk."""
     logging.getLogger("grpc._cython.cygrpc").addFilter(
-        lambda record: "Invalid encoding" not in str(record.msg)
+        lambda record: not any(text in str(record.msg) for text in PEER_FAULTS)
     )
