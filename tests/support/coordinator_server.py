@@ -14,9 +14,9 @@ import numpy as np
 from fairfleet.common.chunk_stream import EncodedStream, encode, model_pieces
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Model
+from fairfleet.server.federation.clients.sessions import ClientDescription, Session
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.federation.receipts import Receipt
-from fairfleet.server.federation.sessions import ClientDescription, Session
 from fairfleet.server.settings import ServerSettings
 from fairfleet.server.storage.store import Store
 from fairfleet.server.transfer.published_model import PublishedModel

@@ -12,7 +12,7 @@ import pytest
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1.model_pb2 import Chunk
 from fairfleet.server.aggregation.half_rows import ScaledRow
-from fairfleet.server.storage.checksummed_arrays import read_scaled_row
+from fairfleet.server.storage.files.checksummed_arrays import read_scaled_row
 from tests.support.device import Device
 from tests.support.fleet import Fleet, until
 

@@ -30,7 +30,7 @@ from fairfleet.server.cli.check_state import check
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.settings import ServerSettings
 from fairfleet.server.storage.evaluation_queries import evaluations_of
-from fairfleet.server.storage.history_files import file_name
+from fairfleet.server.storage.files.history_files import file_name
 from fairfleet.server.storage.store import Store
 from tests.support.device import Device
 from tests.support.disk.cut_disk import CutDisk, always, coin, lay_out, never

@@ -10,7 +10,7 @@ from fairfleet.server.aggregation.aggregator import Aggregation, aggregate
 from fairfleet.server.aggregation.history import History, InMemoryRows
 from fairfleet.server.gram.engine import GramEngine
 from fairfleet.server.rules import PastRow, Report, recipe
-from fairfleet.server.storage.history_files import FileRows
+from fairfleet.server.storage.files.history_files import FileRows
 
 LAYERS = [30, 70]
 

@@ -20,8 +20,8 @@ from fairfleet.server.federation.model_committer import CommitterOptions, ModelC
 from fairfleet.server.federation.staged_model import StagedModel, StepProposal
 from fairfleet.server.rounds.state_machine import ModelStored, Phase, Round
 from fairfleet.server.rules import listings, recipe
+from fairfleet.server.storage.files.tensor_files import FREE_MODEL
 from fairfleet.server.storage.store import Store, StoredUpdate
-from fairfleet.server.storage.tensor_files import FREE_MODEL
 from fairfleet.server.transfer.published_model import PublishedModel
 from tests.support.samples.updates import CLIENTS, initial, updates_of
 

@@ -14,7 +14,7 @@ from fairfleet.client.update.prediction_base import Prediction
 from fairfleet.common.chunk_stream import EncodedStream, encode, update_pieces
 from fairfleet.common.codecs import codec_named
 from fairfleet.common.tensors import Vector
-from fairfleet.server.federation.sessions import ClientDescription
+from fairfleet.server.federation.clients.sessions import ClientDescription
 from fairfleet.server.transfer.prediction_bases import PredictionBases
 from fairfleet.server.transfer.upload import AnnouncedUpdate, Upload
 from tests.support.coordinator_server import (

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fairfleet.common.reports import Evaluation
 from fairfleet.common.tensors import Model
+from fairfleet.server.federation.clients.sessions import ClientDescription, Session
 from fairfleet.server.federation.scheduler import Scheduler
-from fairfleet.server.federation.sessions import ClientDescription, Session
 from fairfleet.server.rounds.deadlines import CHANCES, TrainingDuration, adaptive
 from fairfleet.server.rounds.state_machine import Phase, Policy, Round
 from fairfleet.server.rounds.stopping import StopConditions, reason_to_end

@@ -7,7 +7,11 @@ import contextlib
 import pytest
 
 from fairfleet.common.errors import ContestedIdentity, LimitReached, SessionUnknown, Superseded
-from fairfleet.server.federation.sessions import TAKEOVERS_ALLOWED, ClientDescription, Sessions
+from fairfleet.server.federation.clients.sessions import (
+    TAKEOVERS_ALLOWED,
+    ClientDescription,
+    Sessions,
+)
 
 
 def member(client: str = "a", instance: str = "1", since: int = 0) -> ClientDescription:

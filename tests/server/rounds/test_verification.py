@@ -20,8 +20,8 @@ from fairfleet.common.codecs import codec_named, is_exact, round_to, steady_code
 from fairfleet.common.errors import BadRequest
 from fairfleet.common.tensors import Arrays, Model, Vector, add_change
 from fairfleet.server.aggregation.results import ServerState
+from fairfleet.server.federation.clients.sessions import ClientDescription, Sessions
 from fairfleet.server.federation.model_committer import CommitterOptions, ModelCommitter
-from fairfleet.server.federation.sessions import ClientDescription, Sessions
 from fairfleet.server.federation.staged_model import StepProposal
 from fairfleet.server.federation.step_verification import StepVerification
 from fairfleet.server.rounds.verification import StepVerdict, VerificationPolicy, decide

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from fairfleet.common.errors import StateDirError
 from fairfleet.server.aggregation.half_rows import ScaledRow
-from fairfleet.server.storage.checksummed_arrays import (
+from fairfleet.server.storage.files.checksummed_arrays import (
     load_vectors,
     read_row,
     read_scaled_row,

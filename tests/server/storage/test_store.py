@@ -28,10 +28,10 @@ from fairfleet.server.storage.evaluation_queries import (
     evaluations_of,
     newest_evaluations,
 )
-from fairfleet.server.storage.history_files import DurableHistory, FileRows
+from fairfleet.server.storage.files.history_files import DurableHistory, FileRows
+from fairfleet.server.storage.files.tensor_files import TensorFiles
 from fairfleet.server.storage.schema import SCHEMA_VERSION
 from fairfleet.server.storage.store import Store, StoredUpdate
-from fairfleet.server.storage.tensor_files import TensorFiles
 from tests.support.postgresql import PostgreSQL
 
 LAYERS = [3, 5]

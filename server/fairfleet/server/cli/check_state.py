@@ -19,8 +19,8 @@ from fairfleet.server.aggregation.staging import layer_sizes
 from fairfleet.server.aggregation.stored_state import read_model
 from fairfleet.server.rounds.serialization import event_from_json
 from fairfleet.server.rounds.state_machine import ModelStored
-from fairfleet.server.storage.checksummed_arrays import load_vectors, read_scaled_row
-from fairfleet.server.storage.history_files import file_name
+from fairfleet.server.storage.files.checksummed_arrays import load_vectors, read_scaled_row
+from fairfleet.server.storage.files.history_files import file_name
 from fairfleet.server.storage.store import Store
 from fairfleet.server.transfer.prediction_bases import PredictionBases
 from fairfleet.server.transfer.published_model import PublishedModel

@@ -8,15 +8,15 @@ aggregation, the disk) runs in threads.
 from __future__ import annotations
 
 from fairfleet.server.aggregation.report_requirements import ReportRequirements
-from fairfleet.server.federation.client_requests import ClientRequests
-from fairfleet.server.federation.departures import Departures, FleetWatch
+from fairfleet.server.federation.clients.client_requests import ClientRequests
+from fairfleet.server.federation.clients.departures import Departures, FleetWatch
+from fairfleet.server.federation.clients.sessions import Sessions
 from fairfleet.server.federation.federation_state import FederationState
 from fairfleet.server.federation.operator_control import OperatorControl
 from fairfleet.server.federation.round_actions import RoundActions
 from fairfleet.server.federation.round_commit import RoundCommits
 from fairfleet.server.federation.round_opening import open_round
 from fairfleet.server.federation.round_runner import RoundRunner
-from fairfleet.server.federation.sessions import Sessions
 from fairfleet.server.federation.update_receiver import UpdateReceiver
 from fairfleet.server.rounds.state_machine import Round
 from fairfleet.server.security.caller import OpenCalls

@@ -12,9 +12,9 @@ from fairfleet.common.tensors import Signature
 from fairfleet.proto.v1.operator_pb2 import Event
 from fairfleet.server.aggregation.conflict_map import ConflictMap
 from fairfleet.server.federation.background import loop_time
+from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.federation.round_commit import RoundCommits
 from fairfleet.server.federation.round_runner import RoundRunner
-from fairfleet.server.federation.sessions import Session
 from fairfleet.server.federation.staged_model import StepProposal
 from fairfleet.server.privacy.budget import PrivacyBudget
 from fairfleet.server.rounds.state_machine import Round

@@ -46,14 +46,14 @@ from fairfleet.server.federation.staged_model import (
 from fairfleet.server.privacy.settings import ServerNoise
 from fairfleet.server.rounds.verification import VerificationPolicy
 from fairfleet.server.rules import PastRow, Recipe, Report
-from fairfleet.server.storage.checksummed_arrays import load_vectors
 from fairfleet.server.storage.client_queries import (
     first_losses,
     losses_at_start,
     recent_losses,
     update_counts,
 )
-from fairfleet.server.storage.history_files import DurableHistory
+from fairfleet.server.storage.files.checksummed_arrays import load_vectors
+from fairfleet.server.storage.files.history_files import DurableHistory
 from fairfleet.server.storage.store import Store, StoredUpdate
 from fairfleet.server.transfer.downlink import DOWNLINK, Change, Downlink
 from fairfleet.server.transfer.prediction_bases import PredictionBases

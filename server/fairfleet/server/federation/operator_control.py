@@ -9,7 +9,7 @@ import logging
 
 from fairfleet.common.pki.identity import Identity, Role
 from fairfleet.proto.v1 import operator_pb2 as pb
-from fairfleet.server.federation.departures import Departures, revocation_message
+from fairfleet.server.federation.clients.departures import Departures, revocation_message
 from fairfleet.server.federation.round_runner import RoundRunner
 from fairfleet.server.rounds import state_machine
 from fairfleet.server.rounds.state_machine import Phase

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from fairfleet.common.errors import short
 from fairfleet.proto.v1 import operator_pb2 as pb
-from fairfleet.server.federation.assignments import Kind
 from fairfleet.server.federation.background import loop_time
+from fairfleet.server.federation.clients.assignments import Kind
 from fairfleet.server.federation.round_commit import RoundCommits
 from fairfleet.server.federation.round_runner import RoundRunner
 from fairfleet.server.federation.staged_model import StepProposal, Updates

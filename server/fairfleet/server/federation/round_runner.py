@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fairfleet.proto.v1 import operator_pb2 as pb
-from fairfleet.server.federation.assignments import Assignments
 from fairfleet.server.federation.background import BackgroundTasks, Executors, loop_time
+from fairfleet.server.federation.clients.assignments import Assignments
+from fairfleet.server.federation.clients.sessions import Sessions
 from fairfleet.server.federation.event_stream import EventStream
 from fairfleet.server.federation.model_committer import ModelCommitter
 from fairfleet.server.federation.scheduler import Scheduler, TrainingTimes
-from fairfleet.server.federation.sessions import Sessions
 from fairfleet.server.federation.step_verification import StepVerification
 from fairfleet.server.privacy import accountant
 from fairfleet.server.privacy.accountant import SampledRelease

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from fairfleet.common import fairness
-from fairfleet.server.federation.sessions import Session
+from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.rounds import deadlines, selection, state_machine
 from fairfleet.server.rounds.attendance import AttendanceBook
 from fairfleet.server.rounds.deadlines import TrainingDuration

@@ -20,11 +20,11 @@ from fairfleet.server.aggregation.diagnostics import Diagnostics
 from fairfleet.server.aggregation.results import AggregatedStep, ServerState
 from fairfleet.server.aggregation.stored_state import dump_state
 from fairfleet.server.rules import PastRow, Report, StepTrials
-from fairfleet.server.storage.history_files import DurableHistory
+from fairfleet.server.storage.files.history_files import DurableHistory
+from fairfleet.server.storage.files.tensor_files import model_file, vectors_file
 from fairfleet.server.storage.quarantine import QuarantinedUpdate, keep_files
 from fairfleet.server.storage.round_record import Contribution, RoundRecord
 from fairfleet.server.storage.store import Store, StoredModel, StoredUpdate
-from fairfleet.server.storage.tensor_files import model_file, vectors_file
 from fairfleet.server.transfer.downlink import DOWNLINK, Change, Downlink
 from fairfleet.server.transfer.prediction_bases import PredictionBases
 from fairfleet.server.transfer.published_model import PublishedModel

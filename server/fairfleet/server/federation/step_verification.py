@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fairfleet.common.codecs import needs
 from fairfleet.common.errors import BadRequest
-from fairfleet.server.federation.sessions import ClientDescription, Sessions
+from fairfleet.server.federation.clients.sessions import ClientDescription, Sessions
 from fairfleet.server.federation.staged_model import StepProposal
 from fairfleet.server.rounds.verification import StepVerdict, VerificationPolicy, decide, speaks
 from fairfleet.server.rules import Report

@@ -16,9 +16,9 @@ from fairfleet.common.errors import BadReport, BadRequest, WrongState, short
 from fairfleet.common.names import check_name
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import fleet_pb2 as pb
-from fairfleet.server.federation.assignments import is_task_of
+from fairfleet.server.federation.clients.assignments import is_task_of
+from fairfleet.server.federation.clients.sessions import ClientDescription
 from fairfleet.server.federation.receipts import Receipt
-from fairfleet.server.federation.sessions import ClientDescription
 from fairfleet.server.storage.quarantine import QuarantinedUpdate
 from fairfleet.server.transfer.upload import AnnouncedUpdate
 

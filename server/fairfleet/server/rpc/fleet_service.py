@@ -13,10 +13,10 @@ from typing import Any
 from fairfleet.common import wire
 from fairfleet.common.errors import BadRequest, SessionUnknown, TryLater, WrongState, short
 from fairfleet.proto.v1 import fleet_pb2 as pb
-from fairfleet.server.federation.assignments import Assignment
+from fairfleet.server.federation.clients.assignments import Assignment
+from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.federation.receipts import Receipt
-from fairfleet.server.federation.sessions import Session
 from fairfleet.server.rounds.state_machine import Phase
 from fairfleet.server.rpc.fleet_messages import (
     MAX_FAILURE_CHARS,

@@ -16,9 +16,9 @@ from fairfleet.common.errors import BadRequest, NotKept, short
 from fairfleet.common.names import check_name
 from fairfleet.common.tensors import Section
 from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.federation.event_stream import record_message
-from fairfleet.server.federation.sessions import Session
 from fairfleet.server.rpc.handlers import Context
 from fairfleet.server.security.enrolment import EnrolmentAuthority
 from fairfleet.server.security.operator_revocation import Operators

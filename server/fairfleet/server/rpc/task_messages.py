@@ -8,9 +8,9 @@ from fairfleet.common import wire
 from fairfleet.common.codecs import is_predicted, needs
 from fairfleet.common.errors import TryLater
 from fairfleet.proto.v1 import fleet_pb2 as pb
-from fairfleet.server.federation.assignments import Assignment
+from fairfleet.server.federation.clients.assignments import Assignment
+from fairfleet.server.federation.clients.sessions import ClientDescription
 from fairfleet.server.federation.coordinator import Coordinator
-from fairfleet.server.federation.sessions import ClientDescription
 from fairfleet.server.transfer.codec_selection import Uplinks
 from fairfleet.server.transfer.published_model import PublishedModel
 

@@ -5,12 +5,12 @@
 transaction. `crash_points` lets tests kill the server after every durable write.
 """
 
-from fairfleet.server.storage.history_files import DurableHistory
+from fairfleet.server.storage.files.history_files import DurableHistory
+from fairfleet.server.storage.files.tensor_files import TensorFiles
 from fairfleet.server.storage.queries import ReadableStore, WritableStore, Write
 from fairfleet.server.storage.round_record import RoundRecord
 from fairfleet.server.storage.schema import SCHEMA_VERSION
 from fairfleet.server.storage.store import Fact, Store, StoredModel, StoredUpdate
-from fairfleet.server.storage.tensor_files import TensorFiles
 
 __all__ = [
     "SCHEMA_VERSION",

@@ -19,7 +19,7 @@ from filelock import lock_descriptor
 
 from fairfleet.common.errors import StateDirError
 from fairfleet.common.pki.private_files import tighten
-from fairfleet.server.storage.durable_files import make_folder, write_durably
+from fairfleet.server.storage.files.durable_files import make_folder, write_durably
 
 FILE = "federation.db"
 MARK = "federation.id"

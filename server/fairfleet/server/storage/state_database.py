@@ -21,10 +21,10 @@ from sqlalchemy.engine import Connection
 from fairfleet.common.errors import StateDirError
 from fairfleet.server.storage import crash_points
 from fairfleet.server.storage.database import FILE, Database
+from fairfleet.server.storage.files.tensor_files import TensorFiles
 from fairfleet.server.storage.migrations import MIGRATIONS
 from fairfleet.server.storage.queries import Write
 from fairfleet.server.storage.schema import SCHEMA_VERSION, meta, metadata
-from fairfleet.server.storage.tensor_files import TensorFiles
 
 log = logging.getLogger(__name__)
 

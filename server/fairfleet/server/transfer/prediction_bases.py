@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 from fairfleet.common.atomic_files import Sync
 from fairfleet.common.errors import WrongState
 from fairfleet.common.tensors import Vector
-from fairfleet.server.storage.checksummed_arrays import read_row, save_row
-from fairfleet.server.storage.durable_files import make_folder, sync_path, write_durably
+from fairfleet.server.storage.files.checksummed_arrays import read_row, save_row
+from fairfleet.server.storage.files.durable_files import make_folder, sync_path, write_durably
 
 
 class PredictionBase(NamedTuple):

@@ -30,7 +30,7 @@ from fairfleet.common.privacy import NO_TERMS, PrivacyTerms
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Model, Vector
 from fairfleet.server.aggregation.buffers import check_buffers
-from fairfleet.server.storage.durable_files import sync_open_file, sync_path
+from fairfleet.server.storage.files.durable_files import sync_open_file, sync_path
 from fairfleet.server.storage.store import StoredUpdate
 from fairfleet.server.transfer.prediction_bases import PredictionBases
 from fairfleet.server.transfer.upload_lock import UploadLock

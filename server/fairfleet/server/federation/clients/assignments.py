@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fairfleet.server.federation.sessions import Session, Sessions
+from fairfleet.server.federation.clients.sessions import Session, Sessions
 
 # How long NextTask waits: below the 30 s of the contract, and of most proxies.
 POLL_SECONDS = 25.0

@@ -18,8 +18,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fairfleet.common.tensors import Model
-from fairfleet.server.storage.checksummed_arrays import save_vectors
-from fairfleet.server.storage.durable_files import make_folder, sync_path, write_durably
+from fairfleet.server.storage.files.checksummed_arrays import save_vectors
+from fairfleet.server.storage.files.durable_files import make_folder, sync_path, write_durably
 
 VECTORS = ".optimizer.safetensors"
 QUARANTINE = "quarantine"

@@ -16,13 +16,13 @@ from fairfleet.common.pki.identity import Identity, Role
 from fairfleet.common.privacy import PrivacyTerms
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
-from fairfleet.server.federation.assignments import POLL_SECONDS, Assignment, round_trained
 from fairfleet.server.federation.background import loop_time
-from fairfleet.server.federation.departures import Departures, revocation_message
+from fairfleet.server.federation.clients.assignments import POLL_SECONDS, Assignment, round_trained
+from fairfleet.server.federation.clients.departures import Departures, revocation_message
+from fairfleet.server.federation.clients.sessions import ClientDescription, Session
 from fairfleet.server.federation.reported_results import ReportedResults
 from fairfleet.server.federation.round_commit import RoundCommits
 from fairfleet.server.federation.round_runner import RoundRunner
-from fairfleet.server.federation.sessions import ClientDescription, Session
 from fairfleet.server.rounds.state_machine import Phase
 from fairfleet.server.security.caller import Call, OpenCalls, check_speaks_for
 from fairfleet.server.security.request_limits import RequestLimits

@@ -12,8 +12,8 @@ import logging
 from fairfleet.common.errors import short
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.background import loop_time
+from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.federation.round_runner import RoundRunner
-from fairfleet.server.federation.sessions import Session
 from fairfleet.server.rounds import state_machine
 
 log = logging.getLogger(__name__)

@@ -19,12 +19,12 @@ from fairfleet.server.aggregation.half_rows import ScaledRow
 from fairfleet.server.aggregation.history import History, HistorySettings
 from fairfleet.server.gram.blocks import Row
 from fairfleet.server.rules import PastRow
-from fairfleet.server.storage.checksummed_arrays import (
+from fairfleet.server.storage.files.checksummed_arrays import (
     open_scaled_row,
     read_scaled_row,
     save_scaled_row,
 )
-from fairfleet.server.storage.durable_files import make_folder, sync_path, write_durably
+from fairfleet.server.storage.files.durable_files import make_folder, sync_path, write_durably
 from fairfleet.server.storage.store import Store, StoredUpdate
 
 log = logging.getLogger(__name__)
