@@ -20,6 +20,34 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _KeptModels:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _KeptModelsEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_KeptModels.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    KEPT_MODELS_UNSPECIFIED: _KeptModels.ValueType  # 0
+    """the server is older than this field: as KEPT_MODELS_RECEIVED"""
+    KEPT_MODELS_RECEIVED: _KeptModels.ValueType  # 1
+    """every model that it was sent"""
+    KEPT_MODELS_FINAL: _KeptModels.ValueType  # 2
+    """the model of Finished.model only"""
+    KEPT_MODELS_NONE: _KeptModels.ValueType  # 3
+
+class KeptModels(_KeptModels, metaclass=_KeptModelsEnumTypeWrapper):
+    """Which of the models that participants receive they may keep after the federation's use of them. It is a term of use
+    that the shipped client honours; a server cannot enforce it.
+    """
+
+KEPT_MODELS_UNSPECIFIED: KeptModels.ValueType  # 0
+"""the server is older than this field: as KEPT_MODELS_RECEIVED"""
+KEPT_MODELS_RECEIVED: KeptModels.ValueType  # 1
+"""every model that it was sent"""
+KEPT_MODELS_FINAL: KeptModels.ValueType  # 2
+"""the model of Finished.model only"""
+KEPT_MODELS_NONE: KeptModels.ValueType  # 3
+Global___KeptModels: typing_extensions.TypeAlias = KeptModels
+
 class _Solver:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -36,6 +64,42 @@ SOLVER_UNSPECIFIED: Solver.ValueType  # 0
 SOLVER_SGD: Solver.ValueType  # 1
 SOLVER_ADAM: Solver.ValueType  # 2
 Global___Solver: typing_extensions.TypeAlias = Solver
+
+class _LossMeasurement:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _LossMeasurementEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_LossMeasurement.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    LOSS_MEASUREMENT_UNSPECIFIED: _LossMeasurement.ValueType  # 0
+    """as LOSS_MEASUREMENT_EXACT"""
+    LOSS_MEASUREMENT_EXACT: _LossMeasurement.ValueType  # 1
+    """over all training data, in a pass of its own"""
+    LOSS_MEASUREMENT_BATCHES: _LossMeasurement.ValueType  # 2
+    """Without a pass of its own: the mean loss of the samples of the steps of the first pass over the data (or of all
+    steps, if there are fewer), each at the parameters before its step.
+    """
+    LOSS_MEASUREMENT_SAMPLED: _LossMeasurement.ValueType  # 3
+    """over Plan.loss_samples samples drawn at random without replacement"""
+    LOSS_MEASUREMENT_NONE: _LossMeasurement.ValueType  # 4
+    """not wanted; only for loss_after"""
+
+class LossMeasurement(_LossMeasurement, metaclass=_LossMeasurementEnumTypeWrapper):
+    """How a loss on the training data is found."""
+
+LOSS_MEASUREMENT_UNSPECIFIED: LossMeasurement.ValueType  # 0
+"""as LOSS_MEASUREMENT_EXACT"""
+LOSS_MEASUREMENT_EXACT: LossMeasurement.ValueType  # 1
+"""over all training data, in a pass of its own"""
+LOSS_MEASUREMENT_BATCHES: LossMeasurement.ValueType  # 2
+"""Without a pass of its own: the mean loss of the samples of the steps of the first pass over the data (or of all
+steps, if there are fewer), each at the parameters before its step.
+"""
+LOSS_MEASUREMENT_SAMPLED: LossMeasurement.ValueType  # 3
+"""over Plan.loss_samples samples drawn at random without replacement"""
+LOSS_MEASUREMENT_NONE: LossMeasurement.ValueType  # 4
+"""not wanted; only for loss_after"""
+Global___LossMeasurement: typing_extensions.TypeAlias = LossMeasurement
 
 class _Outcome:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -62,6 +126,26 @@ OUTCOME_IGNORED: Outcome.ValueType  # 3
 """the round was committed without it"""
 Global___Outcome: typing_extensions.TypeAlias = Outcome
 
+class _Direction:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _DirectionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Direction.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    DIRECTION_UNSPECIFIED: _Direction.ValueType  # 0
+    """refused"""
+    DIRECTION_HIGHER: _Direction.ValueType  # 1
+    DIRECTION_LOWER: _Direction.ValueType  # 2
+
+class Direction(_Direction, metaclass=_DirectionEnumTypeWrapper):
+    """Which values of a measure are better. All clients of a federation give a measure the same direction."""
+
+DIRECTION_UNSPECIFIED: Direction.ValueType  # 0
+"""refused"""
+DIRECTION_HIGHER: Direction.ValueType  # 1
+DIRECTION_LOWER: Direction.ValueType  # 2
+Global___Direction: typing_extensions.TypeAlias = Direction
+
 @typing.final
 class JoinRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -78,13 +162,15 @@ class JoinRequest(google.protobuf.message.Message):
     VERIFIES_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
     PREDICTS_FIELD_NUMBER: builtins.int
+    OLDEST_PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    FEATURES_FIELD_NUMBER: builtins.int
     PROTECTS_FIELD_NUMBER: builtins.int
     client: builtins.str
     """the identity: 1 to 64 of a-z A-Z 0-9 . _ -"""
     instance: builtins.str
     """random per process: a Join of the same instance is a reconnection, not a takeover"""
     protocol_version: builtins.int
-    """1"""
+    """the newest that this client speaks: 1"""
     device: builtins.str
     """what trains here, for people to read: cpu, cuda, mps"""
     train_samples: builtins.int
@@ -98,6 +184,8 @@ class JoinRequest(google.protobuf.message.Message):
     """the fence that this process's first Join was answered; 0: this is its first"""
     predicts: builtins.bool
     """this client does what TrainTask.prediction says"""
+    oldest_protocol_version: builtins.int
+    """the oldest that it speaks; 0: only protocol_version"""
     protects: builtins.bool
     """this client does what TrainTask.privacy and EvaluateTask.privacy say"""
     @property
@@ -107,6 +195,10 @@ class JoinRequest(google.protobuf.message.Message):
     @property
     def signature(self) -> fairfleet.proto.v1.model_pb2.Signature:
         """of the client's model; may be left out, then only updates are checked"""
+
+    @property
+    def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """what it can do beyond protocol version 1, by the names in proto/FEATURES.md. At most 64"""
 
     def __init__(
         self,
@@ -123,10 +215,12 @@ class JoinRequest(google.protobuf.message.Message):
         verifies: builtins.bool = ...,
         since: builtins.int = ...,
         predicts: builtins.bool = ...,
+        oldest_protocol_version: builtins.int = ...,
+        features: collections.abc.Iterable[builtins.str] | None = ...,
         protects: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["signature", b"signature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "codecs", b"codecs", "device", b"device", "instance", b"instance", "predicts", b"predicts", "protects", b"protects", "protocol_version", b"protocol_version", "signature", b"signature", "since", b"since", "software", b"software", "test_samples", b"test_samples", "train_samples", b"train_samples", "verifies", b"verifies"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "codecs", b"codecs", "device", b"device", "features", b"features", "instance", b"instance", "oldest_protocol_version", b"oldest_protocol_version", "predicts", b"predicts", "protects", b"protects", "protocol_version", b"protocol_version", "signature", b"signature", "since", b"since", "software", b"software", "test_samples", b"test_samples", "train_samples", b"train_samples", "verifies", b"verifies"]) -> None: ...
 
 Global___JoinRequest: typing_extensions.TypeAlias = JoinRequest
 
@@ -141,6 +235,10 @@ class JoinResponse(google.protobuf.message.Message):
     FEDERATION_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     BRINGS_MODELS_FIELD_NUMBER: builtins.int
+    FEDERATION_ID_FIELD_NUMBER: builtins.int
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    FEATURES_FIELD_NUMBER: builtins.int
+    KEPT_MODELS_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
     session: builtins.str
     """to be sent with every other call"""
@@ -153,9 +251,21 @@ class JoinResponse(google.protobuf.message.Message):
     federation: builtins.str
     brings_models: builtins.bool
     """this server knows TakeTask"""
+    federation_id: builtins.str
+    """A UUID that was made with the federation and stays with it. A client keeps the state of each federation by itself.
+    Empty: the server is older than this field.
+    """
+    protocol_version: builtins.int
+    """of this session: the newest that both speak; 0: 1"""
+    kept_models: Global___KeptModels.ValueType
+    """which models participants may keep"""
     @property
     def signature(self) -> fairfleet.proto.v1.model_pb2.Signature:
         """of the federation's model; its tensor order is that of the wire"""
+
+    @property
+    def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """that this server knows, by the names in proto/FEATURES.md"""
 
     @property
     def privacy(self) -> Global___Privacy:
@@ -171,10 +281,14 @@ class JoinResponse(google.protobuf.message.Message):
         federation: builtins.str = ...,
         signature: fairfleet.proto.v1.model_pb2.Signature | None = ...,
         brings_models: builtins.bool = ...,
+        federation_id: builtins.str = ...,
+        protocol_version: builtins.int = ...,
+        features: collections.abc.Iterable[builtins.str] | None = ...,
+        kept_models: Global___KeptModels.ValueType = ...,
         privacy: Global___Privacy | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["privacy", b"privacy", "signature", b"signature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["brings_models", b"brings_models", "federation", b"federation", "fence", b"fence", "heartbeat_seconds", b"heartbeat_seconds", "lease_seconds", b"lease_seconds", "privacy", b"privacy", "session", b"session", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["brings_models", b"brings_models", "features", b"features", "federation", b"federation", "federation_id", b"federation_id", "fence", b"fence", "heartbeat_seconds", b"heartbeat_seconds", "kept_models", b"kept_models", "lease_seconds", b"lease_seconds", "privacy", b"privacy", "protocol_version", b"protocol_version", "session", b"session", "signature", b"signature"]) -> None: ...
 
 Global___JoinResponse: typing_extensions.TypeAlias = JoinResponse
 
@@ -183,13 +297,27 @@ class NextTaskRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: builtins.int
+    TRAIN_SAMPLES_FIELD_NUMBER: builtins.int
+    TEST_SAMPLES_FIELD_NUMBER: builtins.int
     session: builtins.str
+    train_samples: builtins.int
+    """The numbers of samples that the client has now, where they differ from those of its Join or its last call. Only where
+    the server knows the feature `counts`.
+    """
+    test_samples: builtins.int
     def __init__(
         self,
         *,
         session: builtins.str = ...,
+        train_samples: builtins.int | None = ...,
+        test_samples: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["session", b"session"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_test_samples", b"_test_samples", "_train_samples", b"_train_samples", "test_samples", b"test_samples", "train_samples", b"train_samples"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_test_samples", b"_test_samples", "_train_samples", b"_train_samples", "session", b"session", "test_samples", b"test_samples", "train_samples", b"train_samples"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_test_samples", b"_test_samples"]) -> typing.Literal["test_samples"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_train_samples", b"_train_samples"]) -> typing.Literal["train_samples"] | None: ...
 
 Global___NextTaskRequest: typing_extensions.TypeAlias = NextTaskRequest
 
@@ -199,16 +327,28 @@ class TakeTaskRequest(google.protobuf.message.Message):
 
     SESSION_FIELD_NUMBER: builtins.int
     HELD_FIELD_NUMBER: builtins.int
+    TRAIN_SAMPLES_FIELD_NUMBER: builtins.int
+    TEST_SAMPLES_FIELD_NUMBER: builtins.int
     session: builtins.str
     held: builtins.bytes
     """digest of the model that the client holds; empty: none"""
+    train_samples: builtins.int
+    """as in NextTaskRequest"""
+    test_samples: builtins.int
     def __init__(
         self,
         *,
         session: builtins.str = ...,
         held: builtins.bytes = ...,
+        train_samples: builtins.int | None = ...,
+        test_samples: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["held", b"held", "session", b"session"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_test_samples", b"_test_samples", "_train_samples", b"_train_samples", "test_samples", b"test_samples", "train_samples", b"train_samples"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_test_samples", b"_test_samples", "_train_samples", b"_train_samples", "held", b"held", "session", b"session", "test_samples", b"test_samples", "train_samples", b"train_samples"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_test_samples", b"_test_samples"]) -> typing.Literal["test_samples"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_train_samples", b"_train_samples"]) -> typing.Literal["train_samples"] | None: ...
 
 Global___TakeTaskRequest: typing_extensions.TypeAlias = TakeTaskRequest
 
@@ -396,6 +536,7 @@ class TrainTask(google.protobuf.message.Message):
     ERROR_FEEDBACK_FIELD_NUMBER: builtins.int
     REPORT_FIELDS_FIELD_NUMBER: builtins.int
     PREDICTION_FIELD_NUMBER: builtins.int
+    REQUIRED_FEATURES_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
     id: builtins.str
     round: builtins.int
@@ -420,6 +561,10 @@ class TrainTask(google.protobuf.message.Message):
         """tell the update by an earlier one, in place of error feedback; left out: do not"""
 
     @property
+    def required_features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """what the client must be able to do; a client without one is not selected"""
+
+    @property
     def privacy(self) -> Global___Privacy:
         """what to do before anything is sent; left out: nothing"""
 
@@ -436,10 +581,11 @@ class TrainTask(google.protobuf.message.Message):
         error_feedback: builtins.bool = ...,
         report_fields: collections.abc.Iterable[builtins.str] | None = ...,
         prediction: Global___Prediction | None = ...,
+        required_features: collections.abc.Iterable[builtins.str] | None = ...,
         privacy: Global___Privacy | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model", "plan", b"plan", "prediction", b"prediction", "privacy", b"privacy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["codec", b"codec", "error_feedback", b"error_feedback", "id", b"id", "model", b"model", "plan", b"plan", "prediction", b"prediction", "privacy", b"privacy", "report_fields", b"report_fields", "report_gradient_norm", b"report_gradient_norm", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["codec", b"codec", "error_feedback", b"error_feedback", "id", b"id", "model", b"model", "plan", b"plan", "prediction", b"prediction", "privacy", b"privacy", "report_fields", b"report_fields", "report_gradient_norm", b"report_gradient_norm", "required_features", b"required_features", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
 
 Global___TrainTask: typing_extensions.TypeAlias = TrainTask
 
@@ -530,11 +676,16 @@ class EvaluateTask(google.protobuf.message.Message):
     ID_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     SECONDS_LEFT_FIELD_NUMBER: builtins.int
+    REQUIRED_FEATURES_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
     id: builtins.str
     seconds_left: builtins.float
     @property
     def model(self) -> Global___ModelRef: ...
+    @property
+    def required_features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """as in TrainTask"""
+
     @property
     def privacy(self) -> Global___Privacy:
         """its `reports` concern the evaluation"""
@@ -545,10 +696,11 @@ class EvaluateTask(google.protobuf.message.Message):
         id: builtins.str = ...,
         model: Global___ModelRef | None = ...,
         seconds_left: builtins.float = ...,
+        required_features: collections.abc.Iterable[builtins.str] | None = ...,
         privacy: Global___Privacy | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model", "privacy", b"privacy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["id", b"id", "model", b"model", "privacy", b"privacy", "seconds_left", b"seconds_left"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "model", b"model", "privacy", b"privacy", "required_features", b"required_features", "seconds_left", b"seconds_left"]) -> None: ...
 
 Global___EvaluateTask: typing_extensions.TypeAlias = EvaluateTask
 
@@ -563,6 +715,7 @@ class VerifyTask(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     HALVINGS_FIELD_NUMBER: builtins.int
     SECONDS_LEFT_FIELD_NUMBER: builtins.int
+    REQUIRED_FEATURES_FIELD_NUMBER: builtins.int
     id: builtins.str
     halvings: builtins.int
     """try 2^-k times the step for k = 0 to this, at most 64"""
@@ -575,6 +728,10 @@ class VerifyTask(google.protobuf.message.Message):
     def step(self) -> Global___Change:
         """the longest one, as the change that leads to the next version"""
 
+    @property
+    def required_features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """as in TrainTask"""
+
     def __init__(
         self,
         *,
@@ -583,9 +740,10 @@ class VerifyTask(google.protobuf.message.Message):
         step: Global___Change | None = ...,
         halvings: builtins.int = ...,
         seconds_left: builtins.float = ...,
+        required_features: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model", "step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["halvings", b"halvings", "id", b"id", "model", b"model", "seconds_left", b"seconds_left", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["halvings", b"halvings", "id", b"id", "model", b"model", "required_features", b"required_features", "seconds_left", b"seconds_left", "step", b"step"]) -> None: ...
 
 Global___VerifyTask: typing_extensions.TypeAlias = VerifyTask
 
@@ -610,13 +768,20 @@ class Finished(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
     reason: builtins.str
+    @property
+    def model(self) -> Global___ModelRef:
+        """the federation's result: the best evaluated version, else the newest. Fetch it before the session ends"""
+
     def __init__(
         self,
         *,
         reason: builtins.str = ...,
+        model: Global___ModelRef | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "reason", b"reason"]) -> None: ...
 
 Global___Finished: typing_extensions.TypeAlias = Finished
 
@@ -637,6 +802,9 @@ class Plan(google.protobuf.message.Message):
     PROXIMAL_MU_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
     PERSONAL_LAMBDA_FIELD_NUMBER: builtins.int
+    LOSS_BEFORE_FIELD_NUMBER: builtins.int
+    LOSS_AFTER_FIELD_NUMBER: builtins.int
+    LOSS_SAMPLES_FIELD_NUMBER: builtins.int
     epochs: builtins.int
     steps: builtins.int
     batch_size: builtins.int
@@ -652,6 +820,12 @@ class Plan(google.protobuf.message.Message):
     """of the batches; already mixed with round and client"""
     personal_lambda: builtins.float
     """above 0: also train a personal model, pulled to the received one so strongly (Ditto)"""
+    loss_before: Global___LossMeasurement.ValueType
+    """how TrainReport.loss_before is found. A client may do more than is wanted, and says so"""
+    loss_after: Global___LossMeasurement.ValueType
+    """EXACT, SAMPLED or NONE"""
+    loss_samples: builtins.int
+    """of LOSS_MEASUREMENT_SAMPLED"""
     def __init__(
         self,
         *,
@@ -666,8 +840,11 @@ class Plan(google.protobuf.message.Message):
         proximal_mu: builtins.float = ...,
         seed: builtins.int = ...,
         personal_lambda: builtins.float = ...,
+        loss_before: Global___LossMeasurement.ValueType = ...,
+        loss_after: Global___LossMeasurement.ValueType = ...,
+        loss_samples: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "learning_rate", b"learning_rate", "momentum", b"momentum", "nesterov", b"nesterov", "personal_lambda", b"personal_lambda", "proximal_mu", b"proximal_mu", "seed", b"seed", "solver", b"solver", "steps", b"steps", "weight_decay", b"weight_decay"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "learning_rate", b"learning_rate", "loss_after", b"loss_after", "loss_before", b"loss_before", "loss_samples", b"loss_samples", "momentum", b"momentum", "nesterov", b"nesterov", "personal_lambda", b"personal_lambda", "proximal_mu", b"proximal_mu", "seed", b"seed", "solver", b"solver", "steps", b"steps", "weight_decay", b"weight_decay"]) -> None: ...
 
 Global___Plan: typing_extensions.TypeAlias = Plan
 
@@ -719,10 +896,13 @@ class TrainReport(google.protobuf.message.Message):
     PLANNED_STEPS_FIELD_NUMBER: builtins.int
     BATCH_SIZE_FIELD_NUMBER: builtins.int
     CUT_BY_FIELD_NUMBER: builtins.int
+    LOSS_MEASUREMENT_FIELD_NUMBER: builtins.int
+    LOSS_STANDARD_ERROR_FIELD_NUMBER: builtins.int
     samples: builtins.int
     loss_before: builtins.float
     """of the received model on the training data"""
     loss_after: builtins.float
+    """of the trained model; left out: not measured"""
     gradient_norm: builtins.float
     """of the full local gradient at the received model; only when asked for"""
     steps: builtins.int
@@ -736,6 +916,10 @@ class TrainReport(google.protobuf.message.Message):
     """what the plan meant for this client; 0: not said"""
     batch_size: builtins.int
     """samples per step; 0: not said"""
+    loss_measurement: Global___LossMeasurement.ValueType
+    """how loss_before was found; unspecified: exactly"""
+    loss_standard_error: builtins.float
+    """of loss_before, where it is of a sample"""
     @property
     def cut_by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """what of its own budget made the client do less: steps, seconds, memory"""
@@ -745,7 +929,7 @@ class TrainReport(google.protobuf.message.Message):
         *,
         samples: builtins.int = ...,
         loss_before: builtins.float = ...,
-        loss_after: builtins.float = ...,
+        loss_after: builtins.float | None = ...,
         gradient_norm: builtins.float | None = ...,
         steps: builtins.int = ...,
         learning_rate: builtins.float = ...,
@@ -754,13 +938,19 @@ class TrainReport(google.protobuf.message.Message):
         planned_steps: builtins.int = ...,
         batch_size: builtins.int = ...,
         cut_by: collections.abc.Iterable[builtins.str] | None = ...,
+        loss_measurement: Global___LossMeasurement.ValueType = ...,
+        loss_standard_error: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "accuracy", b"accuracy", "gradient_norm", b"gradient_norm"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "accuracy", b"accuracy", "batch_size", b"batch_size", "cut_by", b"cut_by", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss_after", b"loss_after", "loss_before", b"loss_before", "planned_steps", b"planned_steps", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "_loss_after", b"_loss_after", "_loss_standard_error", b"_loss_standard_error", "accuracy", b"accuracy", "gradient_norm", b"gradient_norm", "loss_after", b"loss_after", "loss_standard_error", b"loss_standard_error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "_loss_after", b"_loss_after", "_loss_standard_error", b"_loss_standard_error", "accuracy", b"accuracy", "batch_size", b"batch_size", "cut_by", b"cut_by", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss_after", b"loss_after", "loss_before", b"loss_before", "loss_measurement", b"loss_measurement", "loss_standard_error", b"loss_standard_error", "planned_steps", b"planned_steps", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_accuracy", b"_accuracy"]) -> typing.Literal["accuracy"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_gradient_norm", b"_gradient_norm"]) -> typing.Literal["gradient_norm"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_loss_after", b"_loss_after"]) -> typing.Literal["loss_after"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_loss_standard_error", b"_loss_standard_error"]) -> typing.Literal["loss_standard_error"] | None: ...
 
 Global___TrainReport: typing_extensions.TypeAlias = TrainReport
 
@@ -937,6 +1127,8 @@ class Evaluation(google.protobuf.message.Message):
     ACCURACY_FIELD_NUMBER: builtins.int
     PERSONAL_LOSS_FIELD_NUMBER: builtins.int
     PERSONAL_ACCURACY_FIELD_NUMBER: builtins.int
+    MEASURES_FIELD_NUMBER: builtins.int
+    PERSONAL_MEASURES_FIELD_NUMBER: builtins.int
     samples: builtins.int
     """at least 1"""
     loss: builtins.float
@@ -946,6 +1138,14 @@ class Evaluation(google.protobuf.message.Message):
     personal_loss: builtins.float
     """of the client's personal model, where there is one"""
     personal_accuracy: builtins.float
+    @property
+    def measures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Measure]:
+        """Other measures of the same model on the same data. At most 16, with distinct names, none of them `loss` or `accuracy`."""
+
+    @property
+    def personal_measures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Measure]:
+        """of the personal model; the same names"""
+
     def __init__(
         self,
         *,
@@ -954,9 +1154,11 @@ class Evaluation(google.protobuf.message.Message):
         accuracy: builtins.float | None = ...,
         personal_loss: builtins.float | None = ...,
         personal_accuracy: builtins.float | None = ...,
+        measures: collections.abc.Iterable[Global___Measure] | None = ...,
+        personal_measures: collections.abc.Iterable[Global___Measure] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_personal_accuracy", b"_personal_accuracy", "_personal_loss", b"_personal_loss", "accuracy", b"accuracy", "personal_accuracy", b"personal_accuracy", "personal_loss", b"personal_loss"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_personal_accuracy", b"_personal_accuracy", "_personal_loss", b"_personal_loss", "accuracy", b"accuracy", "loss", b"loss", "personal_accuracy", b"personal_accuracy", "personal_loss", b"personal_loss", "samples", b"samples"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_personal_accuracy", b"_personal_accuracy", "_personal_loss", b"_personal_loss", "accuracy", b"accuracy", "loss", b"loss", "measures", b"measures", "personal_accuracy", b"personal_accuracy", "personal_loss", b"personal_loss", "personal_measures", b"personal_measures", "samples", b"samples"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_accuracy", b"_accuracy"]) -> typing.Literal["accuracy"] | None: ...
     @typing.overload
@@ -965,6 +1167,31 @@ class Evaluation(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_personal_loss", b"_personal_loss"]) -> typing.Literal["personal_loss"] | None: ...
 
 Global___Evaluation: typing_extensions.TypeAlias = Evaluation
+
+@typing.final
+class Measure(google.protobuf.message.Message):
+    """A figure of a model that a task computes, such as AUC or perplexity."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    DIRECTION_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """1 to 32 of a-z 0-9 _, beginning with a letter"""
+    value: builtins.float
+    """finite"""
+    direction: Global___Direction.ValueType
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        value: builtins.float = ...,
+        direction: Global___Direction.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["direction", b"direction", "name", b"name", "value", b"value"]) -> None: ...
+
+Global___Measure: typing_extensions.TypeAlias = Measure
 
 @typing.final
 class ReportEvaluationResponse(google.protobuf.message.Message):

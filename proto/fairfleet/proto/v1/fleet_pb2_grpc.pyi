@@ -293,8 +293,8 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetTakeTas
     """Opens a session, or takes over from an older one of the same client. Safe to repeat.
 
     ABORTED              a process that joined for the first time after this one speaks for the client: stop.
-    FAILED_PRECONDITION  the protocol versions do not match, no codec is known to both, or the federation asks for noise
-                         that the client does not know of: upgrade one side.
+    FAILED_PRECONDITION  no protocol version is known to both (the message names both ranges), no codec is known to both,
+                         or the federation asks for noise that the client does not know of: upgrade one side.
     INVALID_ARGUMENT     the client's model is not the federation's; the message names the first difference. Or `instance`
                          is empty.
     ALREADY_EXISTS       two processes keep taking this identity from each other; the holder keeps it.
@@ -457,8 +457,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
         """Opens a session, or takes over from an older one of the same client. Safe to repeat.
 
         ABORTED              a process that joined for the first time after this one speaks for the client: stop.
-        FAILED_PRECONDITION  the protocol versions do not match, no codec is known to both, or the federation asks for noise
-                             that the client does not know of: upgrade one side.
+        FAILED_PRECONDITION  no protocol version is known to both (the message names both ranges), no codec is known to both,
+                             or the federation asks for noise that the client does not know of: upgrade one side.
         INVALID_ARGUMENT     the client's model is not the federation's; the message names the first difference. Or `instance`
                              is empty.
         ALREADY_EXISTS       two processes keep taking this identity from each other; the holder keeps it.

@@ -66,6 +66,10 @@ class _ClientStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     CLIENT_STATE_GONE: _ClientState.ValueType  # 4
     CLIENT_STATE_REVOKED: _ClientState.ValueType  # 5
     CLIENT_STATE_VERIFYING: _ClientState.ValueType  # 6
+    CLIENT_STATE_RETIRED: _ClientState.ValueType  # 7
+    """its privacy budget is spent"""
+    CLIENT_STATE_FINISHED: _ClientState.ValueType  # 8
+    """it was told that the federation is finished"""
 
 class ClientState(_ClientState, metaclass=_ClientStateEnumTypeWrapper): ...
 
@@ -76,6 +80,10 @@ CLIENT_STATE_EVALUATING: ClientState.ValueType  # 3
 CLIENT_STATE_GONE: ClientState.ValueType  # 4
 CLIENT_STATE_REVOKED: ClientState.ValueType  # 5
 CLIENT_STATE_VERIFYING: ClientState.ValueType  # 6
+CLIENT_STATE_RETIRED: ClientState.ValueType  # 7
+"""its privacy budget is spent"""
+CLIENT_STATE_FINISHED: ClientState.ValueType  # 8
+"""it was told that the federation is finished"""
 Global___ClientState: typing_extensions.TypeAlias = ClientState
 
 @typing.final
@@ -107,7 +115,13 @@ class StatusResponse(google.protobuf.message.Message):
     BYTES_RECEIVED_FIELD_NUMBER: builtins.int
     BYTES_SENT_FIELD_NUMBER: builtins.int
     UPTIME_SECONDS_FIELD_NUMBER: builtins.int
+    FEDERATION_ID_FIELD_NUMBER: builtins.int
+    MEASURE_FIELD_NUMBER: builtins.int
+    BEST_VERSION_FIELD_NUMBER: builtins.int
+    SETTINGS_DIGEST_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
+    FINISHED_REASON_FIELD_NUMBER: builtins.int
+    SOFTWARE_FIELD_NUMBER: builtins.int
     federation: builtins.str
     version: builtins.int
     """committed rounds"""
@@ -130,6 +144,18 @@ class StatusResponse(google.protobuf.message.Message):
     bytes_sent: builtins.int
     """encoded models, since the server started"""
     uptime_seconds: builtins.float
+    federation_id: builtins.str
+    """as in JoinResponse"""
+    measure: builtins.str
+    """by which versions are compared: accuracy, loss or one that tasks report; empty: not known yet"""
+    best_version: builtins.int
+    """the best evaluated one by that measure"""
+    settings_digest: builtins.bytes
+    """of the settings in force"""
+    finished_reason: builtins.str
+    """why the federation is finished; empty: it is not"""
+    software: builtins.str
+    """the server's, for people to read"""
     @property
     def privacy(self) -> Global___PrivacyStatus:
         """left out where no noise is added"""
@@ -152,10 +178,17 @@ class StatusResponse(google.protobuf.message.Message):
         bytes_received: builtins.int = ...,
         bytes_sent: builtins.int = ...,
         uptime_seconds: builtins.float = ...,
+        federation_id: builtins.str = ...,
+        measure: builtins.str = ...,
+        best_version: builtins.int | None = ...,
+        settings_digest: builtins.bytes = ...,
         privacy: Global___PrivacyStatus | None = ...,
+        finished_reason: builtins.str = ...,
+        software: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["privacy", b"privacy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asked", b"asked", "attempt", b"attempt", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "connected", b"connected", "federation", b"federation", "missing", b"missing", "parameters", b"parameters", "paused", b"paused", "phase", b"phase", "privacy", b"privacy", "received", b"received", "rounds_planned", b"rounds_planned", "rule", b"rule", "uptime_seconds", b"uptime_seconds", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "privacy", b"privacy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_best_version", b"_best_version", "asked", b"asked", "attempt", b"attempt", "best_version", b"best_version", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "connected", b"connected", "federation", b"federation", "federation_id", b"federation_id", "finished_reason", b"finished_reason", "measure", b"measure", "missing", b"missing", "parameters", b"parameters", "paused", b"paused", "phase", b"phase", "privacy", b"privacy", "received", b"received", "rounds_planned", b"rounds_planned", "rule", b"rule", "settings_digest", b"settings_digest", "software", b"software", "uptime_seconds", b"uptime_seconds", "version", b"version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_best_version", b"_best_version"]) -> typing.Literal["best_version"] | None: ...
 
 Global___StatusResponse: typing_extensions.TypeAlias = StatusResponse
 
@@ -237,6 +270,8 @@ class Event(google.protobuf.message.Message):
     VERIFICATION_STARTED_FIELD_NUMBER: builtins.int
     STEP_TRIED_FIELD_NUMBER: builtins.int
     STEP_MEASURED_FIELD_NUMBER: builtins.int
+    FEDERATION_CONTINUED_FIELD_NUMBER: builtins.int
+    SERVER_EVALUATED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """from 1, since the server started"""
     unix_seconds: builtins.float
@@ -274,6 +309,10 @@ class Event(google.protobuf.message.Message):
     def step_tried(self) -> Global___StepTried: ...
     @property
     def step_measured(self) -> Global___StepMeasured: ...
+    @property
+    def federation_continued(self) -> Global___FederationContinued: ...
+    @property
+    def server_evaluated(self) -> Global___ServerEvaluated: ...
     def __init__(
         self,
         *,
@@ -296,10 +335,12 @@ class Event(google.protobuf.message.Message):
         verification_started: Global___VerificationStarted | None = ...,
         step_tried: Global___StepTried | None = ...,
         step_measured: Global___StepMeasured | None = ...,
+        federation_continued: Global___FederationContinued | None = ...,
+        server_evaluated: Global___ServerEvaluated | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["aggregation_started", b"aggregation_started", "client_gone", b"client_gone", "client_joined", b"client_joined", "evaluation_finished", b"evaluation_finished", "evaluation_reported", b"evaluation_reported", "evaluation_started", b"evaluation_started", "federation_finished", b"federation_finished", "federation_paused", b"federation_paused", "federation_resumed", b"federation_resumed", "kind", b"kind", "round_committed", b"round_committed", "round_started", b"round_started", "step_measured", b"step_measured", "step_tried", b"step_tried", "training_progress", b"training_progress", "update_received", b"update_received", "verification_started", b"verification_started"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["aggregation_started", b"aggregation_started", "client_gone", b"client_gone", "client_joined", b"client_joined", "evaluation_finished", b"evaluation_finished", "evaluation_reported", b"evaluation_reported", "evaluation_started", b"evaluation_started", "federation_finished", b"federation_finished", "federation_paused", b"federation_paused", "federation_resumed", b"federation_resumed", "kind", b"kind", "round", b"round", "round_committed", b"round_committed", "round_started", b"round_started", "sequence", b"sequence", "step_measured", b"step_measured", "step_tried", b"step_tried", "training_progress", b"training_progress", "unix_seconds", b"unix_seconds", "update_received", b"update_received", "verification_started", b"verification_started"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["client_joined", "client_gone", "round_started", "training_progress", "update_received", "aggregation_started", "round_committed", "evaluation_started", "evaluation_reported", "evaluation_finished", "federation_paused", "federation_resumed", "federation_finished", "verification_started", "step_tried", "step_measured"] | None: ...
+    def HasField(self, field_name: typing.Literal["aggregation_started", b"aggregation_started", "client_gone", b"client_gone", "client_joined", b"client_joined", "evaluation_finished", b"evaluation_finished", "evaluation_reported", b"evaluation_reported", "evaluation_started", b"evaluation_started", "federation_continued", b"federation_continued", "federation_finished", b"federation_finished", "federation_paused", b"federation_paused", "federation_resumed", b"federation_resumed", "kind", b"kind", "round_committed", b"round_committed", "round_started", b"round_started", "server_evaluated", b"server_evaluated", "step_measured", b"step_measured", "step_tried", b"step_tried", "training_progress", b"training_progress", "update_received", b"update_received", "verification_started", b"verification_started"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["aggregation_started", b"aggregation_started", "client_gone", b"client_gone", "client_joined", b"client_joined", "evaluation_finished", b"evaluation_finished", "evaluation_reported", b"evaluation_reported", "evaluation_started", b"evaluation_started", "federation_continued", b"federation_continued", "federation_finished", b"federation_finished", "federation_paused", b"federation_paused", "federation_resumed", b"federation_resumed", "kind", b"kind", "round", b"round", "round_committed", b"round_committed", "round_started", b"round_started", "sequence", b"sequence", "server_evaluated", b"server_evaluated", "step_measured", b"step_measured", "step_tried", b"step_tried", "training_progress", b"training_progress", "unix_seconds", b"unix_seconds", "update_received", b"update_received", "verification_started", b"verification_started"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["client_joined", "client_gone", "round_started", "training_progress", "update_received", "aggregation_started", "round_committed", "evaluation_started", "evaluation_reported", "evaluation_finished", "federation_paused", "federation_resumed", "federation_finished", "verification_started", "step_tried", "step_measured", "federation_continued", "server_evaluated"] | None: ...
 
 Global___Event: typing_extensions.TypeAlias = Event
 
@@ -638,6 +679,55 @@ class FederationFinished(google.protobuf.message.Message):
 Global___FederationFinished: typing_extensions.TypeAlias = FederationFinished
 
 @typing.final
+class FederationContinued(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    ROUNDS_PLANNED_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """from which it goes on"""
+    rounds_planned: builtins.int
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        rounds_planned: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rounds_planned", b"rounds_planned", "version", b"version"]) -> None: ...
+
+Global___FederationContinued: typing_extensions.TypeAlias = FederationContinued
+
+@typing.final
+class ServerEvaluated(google.protobuf.message.Message):
+    """How a version does on the server's own test data."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    EVALUATION_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    failure: builtins.str
+    seconds: builtins.float
+    @property
+    def evaluation(self) -> fairfleet.proto.v1.fleet_pb2.Evaluation:
+        """left out where it failed"""
+
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        evaluation: fairfleet.proto.v1.fleet_pb2.Evaluation | None = ...,
+        failure: builtins.str = ...,
+        seconds: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["evaluation", b"evaluation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evaluation", b"evaluation", "failure", b"failure", "seconds", b"seconds", "version", b"version"]) -> None: ...
+
+Global___ServerEvaluated: typing_extensions.TypeAlias = ServerEvaluated
+
+@typing.final
 class RoundsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -675,6 +765,8 @@ class RoundRecord(google.protobuf.message.Message):
     MEASURED_FIELD_NUMBER: builtins.int
     VERIFICATION_FIELD_NUMBER: builtins.int
     CUT_OFF_FIELD_NUMBER: builtins.int
+    SETTINGS_DIGEST_FIELD_NUMBER: builtins.int
+    UNDONE_FIELD_NUMBER: builtins.int
     ADMISSION_FIELD_NUMBER: builtins.int
     round: builtins.int
     digest: builtins.bytes
@@ -690,6 +782,10 @@ class RoundRecord(google.protobuf.message.Message):
     unix_seconds: builtins.float
     promised: builtins.float
     """share of the clients whose loss falls to first order (g_k . d > 0)"""
+    settings_digest: builtins.bytes
+    """of the settings that it ran with"""
+    undone: builtins.bool
+    """the federation went back to an earlier version"""
     @property
     def contributions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ClientContribution]: ...
     @property
@@ -730,10 +826,12 @@ class RoundRecord(google.protobuf.message.Message):
         measured: Global___Measured | None = ...,
         verification: Global___Verification | None = ...,
         cut_off: collections.abc.Iterable[Global___CutOff] | None = ...,
+        settings_digest: builtins.bytes = ...,
+        undone: builtins.bool = ...,
         admission: collections.abc.Iterable[Global___AdmissionFinding] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_promised", b"_promised", "measured", b"measured", "promised", b"promised", "verification", b"verification"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_promised", b"_promised", "admission", b"admission", "aggregation_seconds", b"aggregation_seconds", "attempts", b"attempts", "bytes_received", b"bytes_received", "commit_seconds", b"commit_seconds", "contributions", b"contributions", "cut_off", b"cut_off", "diagnostics_json", b"diagnostics_json", "digest", b"digest", "dropped", b"dropped", "measured", b"measured", "promised", b"promised", "round", b"round", "training_seconds", b"training_seconds", "unix_seconds", b"unix_seconds", "verification", b"verification"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_promised", b"_promised", "admission", b"admission", "aggregation_seconds", b"aggregation_seconds", "attempts", b"attempts", "bytes_received", b"bytes_received", "commit_seconds", b"commit_seconds", "contributions", b"contributions", "cut_off", b"cut_off", "diagnostics_json", b"diagnostics_json", "digest", b"digest", "dropped", b"dropped", "measured", b"measured", "promised", b"promised", "round", b"round", "settings_digest", b"settings_digest", "training_seconds", b"training_seconds", "undone", b"undone", "unix_seconds", b"unix_seconds", "verification", b"verification"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_promised", b"_promised"]) -> typing.Literal["promised"] | None: ...
 
 Global___RoundRecord: typing_extensions.TypeAlias = RoundRecord
@@ -918,6 +1016,11 @@ class ClientRecord(google.protobuf.message.Message):
     LAST_COUNTED_ROUND_FIELD_NUMBER: builtins.int
     EVALUATED_VERSION_FIELD_NUMBER: builtins.int
     EVALUATION_FIELD_NUMBER: builtins.int
+    SOFTWARE_FIELD_NUMBER: builtins.int
+    FEATURES_FIELD_NUMBER: builtins.int
+    MISSING_FEATURES_FIELD_NUMBER: builtins.int
+    NOT_SELECTED_BECAUSE_FIELD_NUMBER: builtins.int
+    EPSILON_FIELD_NUMBER: builtins.int
     client: builtins.str
     state: Global___ClientState.ValueType
     device: builtins.str
@@ -927,9 +1030,23 @@ class ClientRecord(google.protobuf.message.Message):
     updates_counted: builtins.int
     last_counted_round: builtins.int
     evaluated_version: builtins.int
+    software: builtins.str
+    """name and version, as it said when it joined"""
+    not_selected_because: builtins.str
+    """for people to read; empty: it can be selected"""
+    epsilon: builtins.float
+    """spent, where noise is added"""
     @property
     def evaluation(self) -> fairfleet.proto.v1.fleet_pb2.Evaluation:
         """the newest"""
+
+    @property
+    def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """as it said when it joined"""
+
+    @property
+    def missing_features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """that the federation's tasks require"""
 
     def __init__(
         self,
@@ -944,9 +1061,16 @@ class ClientRecord(google.protobuf.message.Message):
         last_counted_round: builtins.int | None = ...,
         evaluated_version: builtins.int | None = ...,
         evaluation: fairfleet.proto.v1.fleet_pb2.Evaluation | None = ...,
+        software: builtins.str = ...,
+        features: collections.abc.Iterable[builtins.str] | None = ...,
+        missing_features: collections.abc.Iterable[builtins.str] | None = ...,
+        not_selected_because: builtins.str = ...,
+        epsilon: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_evaluated_version", b"_evaluated_version", "_last_counted_round", b"_last_counted_round", "evaluated_version", b"evaluated_version", "evaluation", b"evaluation", "last_counted_round", b"last_counted_round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_evaluated_version", b"_evaluated_version", "_last_counted_round", b"_last_counted_round", "client", b"client", "device", b"device", "evaluated_version", b"evaluated_version", "evaluation", b"evaluation", "last_counted_round", b"last_counted_round", "seconds_since_seen", b"seconds_since_seen", "state", b"state", "test_samples", b"test_samples", "train_samples", b"train_samples", "updates_counted", b"updates_counted"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_epsilon", b"_epsilon", "_evaluated_version", b"_evaluated_version", "_last_counted_round", b"_last_counted_round", "epsilon", b"epsilon", "evaluated_version", b"evaluated_version", "evaluation", b"evaluation", "last_counted_round", b"last_counted_round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_epsilon", b"_epsilon", "_evaluated_version", b"_evaluated_version", "_last_counted_round", b"_last_counted_round", "client", b"client", "device", b"device", "epsilon", b"epsilon", "evaluated_version", b"evaluated_version", "evaluation", b"evaluation", "features", b"features", "last_counted_round", b"last_counted_round", "missing_features", b"missing_features", "not_selected_because", b"not_selected_because", "seconds_since_seen", b"seconds_since_seen", "software", b"software", "state", b"state", "test_samples", b"test_samples", "train_samples", b"train_samples", "updates_counted", b"updates_counted"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_epsilon", b"_epsilon"]) -> typing.Literal["epsilon"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_evaluated_version", b"_evaluated_version"]) -> typing.Literal["evaluated_version"] | None: ...
     @typing.overload
@@ -1018,6 +1142,56 @@ class StopResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___StopResponse: typing_extensions.TypeAlias = StopResponse
+
+@typing.final
+class ContinueRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FROM_VERSION_FIELD_NUMBER: builtins.int
+    ROUNDS_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    from_version: builtins.int
+    """left out: the newest"""
+    rounds: builtins.int
+    """the new total; left out: as many as planned"""
+    seconds: builtins.float
+    """more time, where the settings limit it"""
+    def __init__(
+        self,
+        *,
+        from_version: builtins.int | None = ...,
+        rounds: builtins.int | None = ...,
+        seconds: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_from_version", b"_from_version", "_rounds", b"_rounds", "_seconds", b"_seconds", "from_version", b"from_version", "rounds", b"rounds", "seconds", b"seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_from_version", b"_from_version", "_rounds", b"_rounds", "_seconds", b"_seconds", "from_version", b"from_version", "rounds", b"rounds", "seconds", b"seconds"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_from_version", b"_from_version"]) -> typing.Literal["from_version"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_rounds", b"_rounds"]) -> typing.Literal["rounds"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_seconds", b"_seconds"]) -> typing.Literal["seconds"] | None: ...
+
+Global___ContinueRequest: typing_extensions.TypeAlias = ContinueRequest
+
+@typing.final
+class ContinueResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    ROUNDS_PLANNED_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """from which it goes on"""
+    rounds_planned: builtins.int
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        rounds_planned: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rounds_planned", b"rounds_planned", "version", b"version"]) -> None: ...
+
+Global___ContinueResponse: typing_extensions.TypeAlias = ContinueResponse
 
 @typing.final
 class RevokeRequest(google.protobuf.message.Message):
@@ -1104,18 +1278,153 @@ class ExportModelRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: builtins.int
+    BEST_FIELD_NUMBER: builtins.int
     version: builtins.int
     """left out: the newest"""
+    best: builtins.bool
+    """the best evaluated version; then `version` is left out"""
     def __init__(
         self,
         *,
         version: builtins.int | None = ...,
+        best: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_version", b"_version", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_version", b"_version", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_version", b"_version", "best", b"best", "version", b"version"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_version", b"_version"]) -> typing.Literal["version"] | None: ...
 
 Global___ExportModelRequest: typing_extensions.TypeAlias = ExportModelRequest
+
+@typing.final
+class ModelsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ModelsRequest: typing_extensions.TypeAlias = ModelsRequest
+
+@typing.final
+class ModelRecord(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    UNIX_SECONDS_FIELD_NUMBER: builtins.int
+    KEPT_BECAUSE_FIELD_NUMBER: builtins.int
+    SCORES_FIELD_NUMBER: builtins.int
+    SERVER_EVALUATION_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    digest: builtins.bytes
+    size_bytes: builtins.int
+    unix_seconds: builtins.float
+    @property
+    def kept_because(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """newest, best, initial, recent"""
+
+    @property
+    def scores(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___VersionScore]:
+        """by measure; none: it was not evaluated"""
+
+    @property
+    def server_evaluation(self) -> fairfleet.proto.v1.fleet_pb2.Evaluation:
+        """on the server's own test data, if there are any"""
+
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        digest: builtins.bytes = ...,
+        size_bytes: builtins.int = ...,
+        unix_seconds: builtins.float = ...,
+        kept_because: collections.abc.Iterable[builtins.str] | None = ...,
+        scores: collections.abc.Iterable[Global___VersionScore] | None = ...,
+        server_evaluation: fairfleet.proto.v1.fleet_pb2.Evaluation | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["server_evaluation", b"server_evaluation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "kept_because", b"kept_because", "scores", b"scores", "server_evaluation", b"server_evaluation", "size_bytes", b"size_bytes", "unix_seconds", b"unix_seconds", "version", b"version"]) -> None: ...
+
+Global___ModelRecord: typing_extensions.TypeAlias = ModelRecord
+
+@typing.final
+class VersionScore(google.protobuf.message.Message):
+    """One measure of one version over the clients that evaluated it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEASURE_FIELD_NUMBER: builtins.int
+    DIRECTION_FIELD_NUMBER: builtins.int
+    MEAN_FIELD_NUMBER: builtins.int
+    WORST_10_PERCENT_FIELD_NUMBER: builtins.int
+    CLIENTS_FIELD_NUMBER: builtins.int
+    measure: builtins.str
+    direction: fairfleet.proto.v1.fleet_pb2.Direction.ValueType
+    mean: builtins.float
+    worst_10_percent: builtins.float
+    clients: builtins.int
+    def __init__(
+        self,
+        *,
+        measure: builtins.str = ...,
+        direction: fairfleet.proto.v1.fleet_pb2.Direction.ValueType = ...,
+        mean: builtins.float = ...,
+        worst_10_percent: builtins.float = ...,
+        clients: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clients", b"clients", "direction", b"direction", "mean", b"mean", "measure", b"measure", "worst_10_percent", b"worst_10_percent"]) -> None: ...
+
+Global___VersionScore: typing_extensions.TypeAlias = VersionScore
+
+@typing.final
+class AuditRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: builtins.int
+    first: builtins.int
+    """sequence number"""
+    def __init__(
+        self,
+        *,
+        first: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first"]) -> None: ...
+
+Global___AuditRequest: typing_extensions.TypeAlias = AuditRequest
+
+@typing.final
+class AuditRecord(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    UNIX_SECONDS_FIELD_NUMBER: builtins.int
+    OPERATOR_FIELD_NUMBER: builtins.int
+    ACTION_FIELD_NUMBER: builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    RESULT_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    unix_seconds: builtins.float
+    operator: builtins.str
+    """the name in the certificate; empty: the server itself, or a caller without one"""
+    action: builtins.str
+    """pause, resume, stop, continue, revoke, make-token, export, settings"""
+    arguments_json: builtins.str
+    result: builtins.str
+    """empty: done; otherwise why it was refused"""
+    def __init__(
+        self,
+        *,
+        sequence: builtins.int = ...,
+        unix_seconds: builtins.float = ...,
+        operator: builtins.str = ...,
+        action: builtins.str = ...,
+        arguments_json: builtins.str = ...,
+        result: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "arguments_json", b"arguments_json", "operator", b"operator", "result", b"result", "sequence", b"sequence", "unix_seconds", b"unix_seconds"]) -> None: ...
+
+Global___AuditRecord: typing_extensions.TypeAlias = AuditRecord
 
 @typing.final
 class FileChunk(google.protobuf.message.Message):

@@ -70,6 +70,11 @@ class OperatorStub(object):
                 request_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.StopRequest.SerializeToString,
                 response_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.StopResponse.FromString,
                 _registered_method=True)
+        self.Continue = channel.unary_unary(
+                '/fairfleet.v1.Operator/Continue',
+                request_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.ContinueRequest.SerializeToString,
+                response_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.ContinueResponse.FromString,
+                _registered_method=True)
         self.Revoke = channel.unary_unary(
                 '/fairfleet.v1.Operator/Revoke',
                 request_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.RevokeRequest.SerializeToString,
@@ -84,6 +89,16 @@ class OperatorStub(object):
                 '/fairfleet.v1.Operator/ExportModel',
                 request_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.ExportModelRequest.SerializeToString,
                 response_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.FileChunk.FromString,
+                _registered_method=True)
+        self.Models = channel.unary_stream(
+                '/fairfleet.v1.Operator/Models',
+                request_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.ModelsRequest.SerializeToString,
+                response_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.ModelRecord.FromString,
+                _registered_method=True)
+        self.Audit = channel.unary_stream(
+                '/fairfleet.v1.Operator/Audit',
+                request_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.AuditRequest.SerializeToString,
+                response_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.AuditRecord.FromString,
                 _registered_method=True)
 
 
@@ -136,7 +151,19 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
-        """Ends the federation after the round under way: clients are told to go home. Durable, final.
+        """Ends the federation after the round under way: clients are told to go home. Durable, until Continue.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Continue(self, request, context):
+        """Lets a federation go on that is finished, or is to finish, from its newest or an earlier version. Durable. Rounds after
+        an earlier version are undone: their records stay, marked as such.
+
+        FAILED_PRECONDITION  the federation is not finished (a version can be gone back to only then), or would finish again at
+        once: the message says which limit to change.
+        NOT_FOUND            that version is not kept; `Models` lists those that are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,7 +188,21 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExportModel(self, request, context):
-        """A committed model as a safetensors file. NOT_FOUND: that version is not kept.
+        """A committed model as a safetensors file. NOT_FOUND: that version is not kept, or no version was evaluated (`best`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Models(self, request, context):
+        """The versions whose models are kept, the oldest first, with what is known of them. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Audit(self, request, context):
+        """What operators did, and changes of the settings, the oldest first. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -205,6 +246,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     request_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.StopRequest.FromString,
                     response_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.StopResponse.SerializeToString,
             ),
+            'Continue': grpc.unary_unary_rpc_method_handler(
+                    servicer.Continue,
+                    request_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.ContinueRequest.FromString,
+                    response_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.ContinueResponse.SerializeToString,
+            ),
             'Revoke': grpc.unary_unary_rpc_method_handler(
                     servicer.Revoke,
                     request_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.RevokeRequest.FromString,
@@ -219,6 +265,16 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.ExportModel,
                     request_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.ExportModelRequest.FromString,
                     response_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.FileChunk.SerializeToString,
+            ),
+            'Models': grpc.unary_stream_rpc_method_handler(
+                    servicer.Models,
+                    request_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.ModelsRequest.FromString,
+                    response_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.ModelRecord.SerializeToString,
+            ),
+            'Audit': grpc.unary_stream_rpc_method_handler(
+                    servicer.Audit,
+                    request_deserializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.AuditRequest.FromString,
+                    response_serializer=fairfleet_dot_proto_dot_v1_dot_operator__pb2.AuditRecord.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -422,6 +478,33 @@ class Operator(object):
             _registered_method=True)
 
     @staticmethod
+    def Continue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fairfleet.v1.Operator/Continue',
+            fairfleet_dot_proto_dot_v1_dot_operator__pb2.ContinueRequest.SerializeToString,
+            fairfleet_dot_proto_dot_v1_dot_operator__pb2.ContinueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Revoke(request,
             target,
             options=(),
@@ -492,6 +575,60 @@ class Operator(object):
             '/fairfleet.v1.Operator/ExportModel',
             fairfleet_dot_proto_dot_v1_dot_operator__pb2.ExportModelRequest.SerializeToString,
             fairfleet_dot_proto_dot_v1_dot_operator__pb2.FileChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Models(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/fairfleet.v1.Operator/Models',
+            fairfleet_dot_proto_dot_v1_dot_operator__pb2.ModelsRequest.SerializeToString,
+            fairfleet_dot_proto_dot_v1_dot_operator__pb2.ModelRecord.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Audit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/fairfleet.v1.Operator/Audit',
+            fairfleet_dot_proto_dot_v1_dot_operator__pb2.AuditRequest.SerializeToString,
+            fairfleet_dot_proto_dot_v1_dot_operator__pb2.AuditRecord.FromString,
             options,
             channel_credentials,
             insecure,

@@ -137,6 +137,22 @@ _OperatorStopType = typing_extensions.TypeVar(
     ],
 )
 
+_OperatorContinueType = typing_extensions.TypeVar(
+    '_OperatorContinueType',
+    grpc.UnaryUnaryMultiCallable[
+        fairfleet.proto.v1.operator_pb2.ContinueRequest,
+        fairfleet.proto.v1.operator_pb2.ContinueResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        fairfleet.proto.v1.operator_pb2.ContinueRequest,
+        fairfleet.proto.v1.operator_pb2.ContinueResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        fairfleet.proto.v1.operator_pb2.ContinueRequest,
+        fairfleet.proto.v1.operator_pb2.ContinueResponse,
+    ],
+)
+
 _OperatorRevokeType = typing_extensions.TypeVar(
     '_OperatorRevokeType',
     grpc.UnaryUnaryMultiCallable[
@@ -185,7 +201,39 @@ _OperatorExportModelType = typing_extensions.TypeVar(
     ],
 )
 
-class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _OperatorRoundsType, _OperatorClientsType, _OperatorPauseType, _OperatorResumeType, _OperatorStopType, _OperatorRevokeType, _OperatorMakeTokenType, _OperatorExportModelType]):
+_OperatorModelsType = typing_extensions.TypeVar(
+    '_OperatorModelsType',
+    grpc.UnaryStreamMultiCallable[
+        fairfleet.proto.v1.operator_pb2.ModelsRequest,
+        fairfleet.proto.v1.operator_pb2.ModelRecord,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        fairfleet.proto.v1.operator_pb2.ModelsRequest,
+        fairfleet.proto.v1.operator_pb2.ModelRecord,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        fairfleet.proto.v1.operator_pb2.ModelsRequest,
+        fairfleet.proto.v1.operator_pb2.ModelRecord,
+    ],
+)
+
+_OperatorAuditType = typing_extensions.TypeVar(
+    '_OperatorAuditType',
+    grpc.UnaryStreamMultiCallable[
+        fairfleet.proto.v1.operator_pb2.AuditRequest,
+        fairfleet.proto.v1.operator_pb2.AuditRecord,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        fairfleet.proto.v1.operator_pb2.AuditRequest,
+        fairfleet.proto.v1.operator_pb2.AuditRecord,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        fairfleet.proto.v1.operator_pb2.AuditRequest,
+        fairfleet.proto.v1.operator_pb2.AuditRecord,
+    ],
+)
+
+class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _OperatorRoundsType, _OperatorClientsType, _OperatorPauseType, _OperatorResumeType, _OperatorStopType, _OperatorContinueType, _OperatorRevokeType, _OperatorMakeTokenType, _OperatorExportModelType, _OperatorModelsType, _OperatorAuditType]):
     """UNAVAILABLE is retryable at every call; PERMISSION_DENIED and INVALID_ARGUMENT are final."""
 
     @typing.overload
@@ -219,6 +267,10 @@ class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _Oper
             fairfleet.proto.v1.operator_pb2.StopResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
+            fairfleet.proto.v1.operator_pb2.ContinueRequest,
+            fairfleet.proto.v1.operator_pb2.ContinueResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
             fairfleet.proto.v1.operator_pb2.RevokeRequest,
             fairfleet.proto.v1.operator_pb2.RevokeResponse,
         ],
@@ -229,6 +281,14 @@ class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _Oper
         grpc.UnaryStreamMultiCallable[
             fairfleet.proto.v1.operator_pb2.ExportModelRequest,
             fairfleet.proto.v1.operator_pb2.FileChunk,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            fairfleet.proto.v1.operator_pb2.ModelsRequest,
+            fairfleet.proto.v1.operator_pb2.ModelRecord,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            fairfleet.proto.v1.operator_pb2.AuditRequest,
+            fairfleet.proto.v1.operator_pb2.AuditRecord,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -263,6 +323,10 @@ class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _Oper
             fairfleet.proto.v1.operator_pb2.StopResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            fairfleet.proto.v1.operator_pb2.ContinueRequest,
+            fairfleet.proto.v1.operator_pb2.ContinueResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             fairfleet.proto.v1.operator_pb2.RevokeRequest,
             fairfleet.proto.v1.operator_pb2.RevokeResponse,
         ],
@@ -273,6 +337,14 @@ class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _Oper
         grpc.aio.UnaryStreamMultiCallable[
             fairfleet.proto.v1.operator_pb2.ExportModelRequest,
             fairfleet.proto.v1.operator_pb2.FileChunk,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
+            fairfleet.proto.v1.operator_pb2.ModelsRequest,
+            fairfleet.proto.v1.operator_pb2.ModelRecord,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
+            fairfleet.proto.v1.operator_pb2.AuditRequest,
+            fairfleet.proto.v1.operator_pb2.AuditRecord,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -298,7 +370,16 @@ class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _Oper
     Resume: _OperatorResumeType
 
     Stop: _OperatorStopType
-    """Ends the federation after the round under way: clients are told to go home. Durable, final."""
+    """Ends the federation after the round under way: clients are told to go home. Durable, until Continue."""
+
+    Continue: _OperatorContinueType
+    """Lets a federation go on that is finished, or is to finish, from its newest or an earlier version. Durable. Rounds after
+    an earlier version are undone: their records stay, marked as such.
+
+    FAILED_PRECONDITION  the federation is not finished (a version can be gone back to only then), or would finish again at
+                         once: the message says which limit to change.
+    NOT_FOUND            that version is not kept; `Models` lists those that are.
+    """
 
     Revoke: _OperatorRevokeType
     """Shuts a client, or an operator, out, at once and for good: calls under way end. Durable. Safe to repeat."""
@@ -312,7 +393,13 @@ class OperatorStub(typing.Generic[_OperatorStatusType, _OperatorWatchType, _Oper
     """
 
     ExportModel: _OperatorExportModelType
-    """A committed model as a safetensors file. NOT_FOUND: that version is not kept."""
+    """A committed model as a safetensors file. NOT_FOUND: that version is not kept, or no version was evaluated (`best`)."""
+
+    Models: _OperatorModelsType
+    """The versions whose models are kept, the oldest first, with what is known of them. Safe to repeat."""
+
+    Audit: _OperatorAuditType
+    """What operators did, and changes of the settings, the oldest first. Safe to repeat."""
 
 OperatorAsyncStub: typing_extensions.TypeAlias = OperatorStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -344,6 +431,10 @@ OperatorAsyncStub: typing_extensions.TypeAlias = OperatorStub[
         fairfleet.proto.v1.operator_pb2.StopResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
+        fairfleet.proto.v1.operator_pb2.ContinueRequest,
+        fairfleet.proto.v1.operator_pb2.ContinueResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
         fairfleet.proto.v1.operator_pb2.RevokeRequest,
         fairfleet.proto.v1.operator_pb2.RevokeResponse,
     ],
@@ -354,6 +445,14 @@ OperatorAsyncStub: typing_extensions.TypeAlias = OperatorStub[
     grpc.aio.UnaryStreamMultiCallable[
         fairfleet.proto.v1.operator_pb2.ExportModelRequest,
         fairfleet.proto.v1.operator_pb2.FileChunk,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        fairfleet.proto.v1.operator_pb2.ModelsRequest,
+        fairfleet.proto.v1.operator_pb2.ModelRecord,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        fairfleet.proto.v1.operator_pb2.AuditRequest,
+        fairfleet.proto.v1.operator_pb2.AuditRecord,
     ],
 ]
 
@@ -417,7 +516,21 @@ class OperatorServicer(metaclass=abc.ABCMeta):
         request: fairfleet.proto.v1.operator_pb2.StopRequest,
         context: _ServicerContext,
     ) -> typing.Union[fairfleet.proto.v1.operator_pb2.StopResponse, collections.abc.Awaitable[fairfleet.proto.v1.operator_pb2.StopResponse]]:
-        """Ends the federation after the round under way: clients are told to go home. Durable, final."""
+        """Ends the federation after the round under way: clients are told to go home. Durable, until Continue."""
+
+    @abc.abstractmethod
+    def Continue(
+        self,
+        request: fairfleet.proto.v1.operator_pb2.ContinueRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[fairfleet.proto.v1.operator_pb2.ContinueResponse, collections.abc.Awaitable[fairfleet.proto.v1.operator_pb2.ContinueResponse]]:
+        """Lets a federation go on that is finished, or is to finish, from its newest or an earlier version. Durable. Rounds after
+        an earlier version are undone: their records stay, marked as such.
+
+        FAILED_PRECONDITION  the federation is not finished (a version can be gone back to only then), or would finish again at
+                             once: the message says which limit to change.
+        NOT_FOUND            that version is not kept; `Models` lists those that are.
+        """
 
     @abc.abstractmethod
     def Revoke(
@@ -446,6 +559,22 @@ class OperatorServicer(metaclass=abc.ABCMeta):
         request: fairfleet.proto.v1.operator_pb2.ExportModelRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[fairfleet.proto.v1.operator_pb2.FileChunk], collections.abc.AsyncIterator[fairfleet.proto.v1.operator_pb2.FileChunk]]:
-        """A committed model as a safetensors file. NOT_FOUND: that version is not kept."""
+        """A committed model as a safetensors file. NOT_FOUND: that version is not kept, or no version was evaluated (`best`)."""
+
+    @abc.abstractmethod
+    def Models(
+        self,
+        request: fairfleet.proto.v1.operator_pb2.ModelsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[fairfleet.proto.v1.operator_pb2.ModelRecord], collections.abc.AsyncIterator[fairfleet.proto.v1.operator_pb2.ModelRecord]]:
+        """The versions whose models are kept, the oldest first, with what is known of them. Safe to repeat."""
+
+    @abc.abstractmethod
+    def Audit(
+        self,
+        request: fairfleet.proto.v1.operator_pb2.AuditRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[fairfleet.proto.v1.operator_pb2.AuditRecord], collections.abc.AsyncIterator[fairfleet.proto.v1.operator_pb2.AuditRecord]]:
+        """What operators did, and changes of the settings, the oldest first. Safe to repeat."""
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
