@@ -9,6 +9,7 @@ can therefore be repeated: it only adds what is missing.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
@@ -100,6 +101,32 @@ def add_quarantine(connection: Connection, folder: Path) -> None:
     )
 
 
+def add_federation_records(connection: Connection, folder: Path) -> None:
+    """7 -> 8: give the federation an id; add tables for clients, audit, settings, own evaluations.
+
+    A round gets a column that says whether it was undone.
+    """
+    for table in (
+        "clients (client TEXT NOT NULL PRIMARY KEY, software TEXT NOT NULL, "
+        "features TEXT NOT NULL, retired TEXT, unix_seconds FLOAT NOT NULL)",
+        "audit (sequence INTEGER NOT NULL PRIMARY KEY, unix_seconds FLOAT NOT NULL, "
+        "operator TEXT NOT NULL, action TEXT NOT NULL, arguments TEXT NOT NULL, "
+        "result TEXT NOT NULL)",
+        "settings_history (sequence INTEGER NOT NULL PRIMARY KEY, digest TEXT NOT NULL, "
+        "settings TEXT NOT NULL, unix_seconds FLOAT NOT NULL)",
+        "server_evaluations (version INTEGER NOT NULL PRIMARY KEY, evaluation TEXT, "
+        "failure TEXT NOT NULL, seconds FLOAT NOT NULL, unix_seconds FLOAT NOT NULL)",
+    ):
+        connection.execute(sa.text(f"CREATE TABLE IF NOT EXISTS {table}"))
+    columns = {column["name"] for column in sa.inspect(connection).get_columns("rounds")}
+    if "undone_by" not in columns:
+        connection.execute(sa.text("ALTER TABLE rounds ADD COLUMN undone_by INTEGER"))
+    connection.execute(sa.text("DELETE FROM meta WHERE key = 'federation_id'"))
+    connection.execute(
+        sa.text("INSERT INTO meta VALUES ('federation_id', :id)"), {"id": str(uuid.uuid4())}
+    )
+
+
 # The migration from each version to the next.
 MIGRATIONS: dict[int, Migration] = {
     1: list_history_rows,
@@ -108,4 +135,5 @@ MIGRATIONS: dict[int, Migration] = {
     4: add_enrolment_tokens,
     5: add_update_bases,
     6: add_quarantine,
+    7: add_federation_records,
 }

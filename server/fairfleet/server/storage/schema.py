@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 metadata = sa.MetaData()
 meta = sa.Table(
@@ -47,6 +47,8 @@ rounds = sa.Table(
     metadata,
     sa.Column("round", sa.Integer, primary_key=True),
     sa.Column("record", sa.Text, nullable=False),
+    # The round that went back to an earlier version and so undid this one; null if it stands.
+    sa.Column("undone_by", sa.Integer),
 )
 evaluations = sa.Table(
     "evaluations",
@@ -125,4 +127,40 @@ tokens = sa.Table(
     sa.Column("expires_unix", sa.Float, nullable=False),
     sa.Column("certificate_seconds", sa.Float, nullable=False),  # validity of the certificate
     sa.Column("used_by", sa.Text),  # digest of the public key that it was used for; null if unused
+)
+clients = sa.Table(
+    "clients",
+    metadata,
+    sa.Column("client", sa.Text, primary_key=True),
+    sa.Column("software", sa.Text, nullable=False),  # as it said at its newest join, as the rest
+    sa.Column("features", sa.Text, nullable=False),  # JSON list
+    sa.Column("retired", sa.Text),  # why it takes part no more; null if it does
+    sa.Column("unix_seconds", sa.Float, nullable=False),  # of its newest join
+)
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("unix_seconds", sa.Float, nullable=False),
+    sa.Column("operator", sa.Text, nullable=False),  # empty: the server, or without certificate
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("arguments", sa.Text, nullable=False),  # JSON object
+    sa.Column("result", sa.Text, nullable=False),  # empty: done; otherwise why it was refused
+)
+settings_history = sa.Table(
+    "settings_history",
+    metadata,
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("settings", sa.Text, nullable=False),  # JSON, without secrets
+    sa.Column("unix_seconds", sa.Float, nullable=False),
+)
+server_evaluations = sa.Table(
+    "server_evaluations",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("evaluation", sa.Text),  # null if it failed
+    sa.Column("failure", sa.Text, nullable=False),
+    sa.Column("seconds", sa.Float, nullable=False),
+    sa.Column("unix_seconds", sa.Float, nullable=False),
 )

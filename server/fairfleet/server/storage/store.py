@@ -7,6 +7,7 @@ that is incomplete. Only one thread may write; the caller ensures that.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,11 @@ class Store(ModelTable, UpdateTable, HistoryTable):
         """The name of the federation; empty before `create`."""
         return self.get_meta("federation") or ""
 
+    @property
+    def federation_id(self) -> str:
+        """The UUID that was made with the federation; empty before `create`."""
+        return self.get_meta("federation_id") or ""
+
     def create(
         self,
         name: str,
@@ -71,6 +77,7 @@ class Store(ModelTable, UpdateTable, HistoryTable):
         vectors_file = self.files.write_vectors(0, vectors or {})
         self._write(
             meta_write("federation", name),
+            meta_write("federation_id", str(uuid.uuid4())),
             meta_write("signature", model.signature.to_json()),
             meta_write("round", round_to_json(Round(0))),
             model_write(StoredModel(0, digest, file, None, vectors_file)),
