@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fairfleet.server.rules.min_norm import Matrix, min_norm_on_simplex
+from fairfleet.server.rules.solvers.min_norm import Matrix, min_norm_on_simplex
 
 KINDS = ("independent", "correlated", "scales", "twins", "grad P")
 

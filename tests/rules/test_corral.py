@@ -5,10 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfleet.server.rules import fedlf, min_norm
-from fairfleet.server.rules.corral import MANY_ROWS, Corral, is_of_low_rank, shortest_in_corral
-from fairfleet.server.rules.fedlf import FedLF, Normalize, layer_members
-from fairfleet.server.rules.min_norm import min_norm_in_cone, min_norm_on_simplex
+from fairfleet.server.rules.directions import fedlf
+from fairfleet.server.rules.directions.fedlf import FedLF, Normalize, layer_members
+from fairfleet.server.rules.solvers import min_norm
+from fairfleet.server.rules.solvers.corral import (
+    MANY_ROWS,
+    Corral,
+    is_of_low_rank,
+    shortest_in_corral,
+)
+from fairfleet.server.rules.solvers.min_norm import min_norm_in_cone, min_norm_on_simplex
 
 KINDS = [
     "plain",

@@ -5,8 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfleet.server.rules import min_norm
-from fairfleet.server.rules.min_norm import min_norm_in_box, min_norm_in_cone, min_norm_on_simplex
+from fairfleet.server.rules.solvers import min_norm
+from fairfleet.server.rules.solvers.min_norm import (
+    min_norm_in_box,
+    min_norm_in_cone,
+    min_norm_on_simplex,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -11,8 +11,8 @@ import pytest
 
 from fairfleet.server.aggregation.aggregator import aggregate
 from fairfleet.server.rules import Report, Rule, RuleError, listings, optimizer, recipe
-from fairfleet.server.rules.adafed import AdaFed
-from fairfleet.server.rules.fedlf import FedLF
+from fairfleet.server.rules.directions.adafed import AdaFed
+from fairfleet.server.rules.directions.fedlf import FedLF
 from fairfleet.server.rules.optimizers import SGD, Adam, CertaintyAdam
 
 EXAMPLE = Path(__file__).parent / "example_package"

@@ -10,7 +10,7 @@ from fairfleet.server.aggregation.history import History
 from fairfleet.server.aggregation.results import Outcome
 from fairfleet.server.gram import Gram
 from fairfleet.server.rules import Cohort, PastRow, Report, listings, recipe
-from fairfleet.server.rules.fedlf import fairness_gradient
+from fairfleet.server.rules.directions.fedlf import fairness_gradient
 from tests.support.samples.cohorts import Rows, fleet, seeds
 
 few = st.integers(2, 9)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fairfleet.lab.simulation.verification import decide_early
 from fairfleet.server.rounds.verification import VerificationPolicy, decide
 from fairfleet.server.rules import StepTrials
-from fairfleet.server.rules.fedmdfg import SearchLine
+from fairfleet.server.rules.directions.fedmdfg import SearchLine
 
 BEFORE = {"a": 1.0, "b": 0.5, "c": 1.5}
 LINE = SearchLine(

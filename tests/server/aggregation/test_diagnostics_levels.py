@@ -32,7 +32,7 @@ from fairfleet.server.rules import (
     listings,
     recipe,
 )
-from fairfleet.server.rules.averaging import FedAvg
+from fairfleet.server.rules.weights.averaging import FedAvg
 from tests.support.samples.reports import some_report
 
 LEVELS = ("full", "model", "off")

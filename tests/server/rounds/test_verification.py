@@ -26,7 +26,7 @@ from fairfleet.server.federation.staged_model import StepProposal
 from fairfleet.server.federation.step_verification import StepVerification
 from fairfleet.server.rounds.verification import StepVerdict, VerificationPolicy, decide
 from fairfleet.server.rules import LineSearchResult, StepTrials, optimizer, recipe
-from fairfleet.server.rules.fedmdfg import SearchLine
+from fairfleet.server.rules.directions.fedmdfg import SearchLine
 from fairfleet.server.rules.optimizers import OPTIMIZERS
 from fairfleet.server.storage.step_queries import trial_write, trials_of
 from fairfleet.server.storage.store import Store

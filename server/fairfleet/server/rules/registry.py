@@ -16,16 +16,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fairfleet.server.rules.adafed import AdaFed
-from fairfleet.server.rules.adafedadam import AdaFedAdam
-from fairfleet.server.rules.averaging import FedAvg, FedAvgN
 from fairfleet.server.rules.base import Rule
+from fairfleet.server.rules.directions.adafed import AdaFed
+from fairfleet.server.rules.directions.fedfv import FedFV
+from fairfleet.server.rules.directions.fedlf import FedLF
+from fairfleet.server.rules.directions.fedmdfg import FedMDFG
+from fairfleet.server.rules.directions.fedmgda import FedMGDA, FedMGDAPlus
 from fairfleet.server.rules.errors import RuleError
-from fairfleet.server.rules.fedfv import FedFV
-from fairfleet.server.rules.fedlf import FedLF
-from fairfleet.server.rules.fedmdfg import FedMDFG
-from fairfleet.server.rules.fedmgda import FedMGDA, FedMGDAPlus
-from fairfleet.server.rules.fednova import FedNova
 from fairfleet.server.rules.optimizers import (
     OPTIMIZERS,
     SGD,
@@ -35,7 +32,11 @@ from fairfleet.server.rules.optimizers import (
     Optimizer,
     Yogi,
 )
-from fairfleet.server.rules.reweighting import (
+from fairfleet.server.rules.robust import Krum, Median, TrimmedMean
+from fairfleet.server.rules.weights.adafedadam import AdaFedAdam
+from fairfleet.server.rules.weights.averaging import FedAvg, FedAvgN
+from fairfleet.server.rules.weights.fednova import FedNova
+from fairfleet.server.rules.weights.reweighting import (
     AFL,
     DRFL,
     TERM,
@@ -44,7 +45,6 @@ from fairfleet.server.rules.reweighting import (
     QFedAvg,
     TERMSmoothed,
 )
-from fairfleet.server.rules.robust import Krum, Median, TrimmedMean
 
 Kind = TypeVar("Kind", bound=BaseModel)
 

@@ -11,9 +11,9 @@ import numpy as np
 from pydantic import Field
 
 from fairfleet.server.gram.blocks import Row, all_finite
-from fairfleet.server.rules.algebra import scatter
 from fairfleet.server.rules.base import Needs, Rule, State, Step
 from fairfleet.server.rules.cohort import Cohort, Vector
+from fairfleet.server.rules.solvers.algebra import scatter
 
 
 class Krum(Rule):

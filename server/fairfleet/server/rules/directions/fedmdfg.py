@@ -15,10 +15,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from fairfleet.server.rules.algebra import ZERO, length, scaled_down, uniform, vanishes
 from fairfleet.server.rules.base import LineSearchResult, Needs, Rule, State, Step, StepTrials
 from fairfleet.server.rules.cohort import Cohort, Vector
-from fairfleet.server.rules.min_norm import min_norm_on_simplex
+from fairfleet.server.rules.solvers.algebra import ZERO, length, scaled_down, uniform, vanishes
+from fairfleet.server.rules.solvers.min_norm import min_norm_on_simplex
 
 MAX_HALVINGS = 32  # in one line search, however short the shortest combination is
 

@@ -13,7 +13,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fairfleet.server.rules.algebra import (
+from fairfleet.server.rules.base import Needs, Rule, State, Step
+from fairfleet.server.rules.cohort import Cohort, Indices, Vector
+from fairfleet.server.rules.solvers.algebra import (
     ZERO,
     length,
     lengths,
@@ -22,10 +24,8 @@ from fairfleet.server.rules.algebra import (
     uniform,
     vanishes,
 )
-from fairfleet.server.rules.base import Needs, Rule, State, Step
-from fairfleet.server.rules.cohort import Cohort, Indices, Vector
-from fairfleet.server.rules.corral import MANY_ROWS
-from fairfleet.server.rules.min_norm import min_norm_on_simplex
+from fairfleet.server.rules.solvers.corral import MANY_ROWS
+from fairfleet.server.rules.solvers.min_norm import min_norm_on_simplex
 
 Normalize = Literal["all_rows", "rows_then_p", "none"]
 EQUAL = 1e-12  # losses this near to equal have no direction of fairness

@@ -18,7 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairfleet.server.gram.blocks import single_threaded_blas
-from fairfleet.server.rules.corral import MANY_ROWS, is_of_low_rank, rounding, shortest_in_corral
+from fairfleet.server.rules.solvers.corral import (
+    MANY_ROWS,
+    is_of_low_rank,
+    rounding,
+    shortest_in_corral,
+)
 
 Matrix = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -11,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from fairfleet.server.rules.algebra import ZERO, scatter
 from fairfleet.server.rules.base import Needs, Rule, State, Step
 from fairfleet.server.rules.cohort import Cohort, Vector
+from fairfleet.server.rules.solvers.algebra import ZERO, scatter
 
 MIN_FIRST_LOSS = 1e-12  # a smaller first loss is no measure of what remains
 MIN_CERTAINTY = 0.1  # beta^C must stay below one

@@ -13,9 +13,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from fairfleet.server.rules.algebra import ZERO, length, uniform, vanishes
 from fairfleet.server.rules.base import Rule, State, Step
 from fairfleet.server.rules.cohort import Cohort, Indices, Vector
+from fairfleet.server.rules.solvers.algebra import ZERO, length, uniform, vanishes
 
 NOISE = 1e-7  # a length below this share of its terms is rounding
 

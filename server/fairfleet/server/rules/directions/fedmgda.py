@@ -11,7 +11,6 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from fairfleet.server.rules.algebra import cosines_and_norms, nonzero_rows, scatter, vanishes
 from fairfleet.server.rules.base import Rule, State, Step
 from fairfleet.server.rules.cohort import (
     Absent,
@@ -22,7 +21,13 @@ from fairfleet.server.rules.cohort import (
     Weighting,
     shares,
 )
-from fairfleet.server.rules.min_norm import min_norm_in_box, min_norm_on_simplex
+from fairfleet.server.rules.solvers.algebra import (
+    cosines_and_norms,
+    nonzero_rows,
+    scatter,
+    vanishes,
+)
+from fairfleet.server.rules.solvers.min_norm import min_norm_in_box, min_norm_on_simplex
 
 
 class FedMGDA(Rule):

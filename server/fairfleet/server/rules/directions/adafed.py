@@ -13,7 +13,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fairfleet.server.rules.algebra import (
+from fairfleet.server.rules.base import Needs, Rule, State, Step
+from fairfleet.server.rules.cohort import Absent, Cohort, Vector
+from fairfleet.server.rules.solvers.algebra import (
     cosines_and_norms,
     length,
     nonzero_rows,
@@ -21,9 +23,7 @@ from fairfleet.server.rules.algebra import (
     uniform,
     vanishes,
 )
-from fairfleet.server.rules.base import Needs, Rule, State, Step
-from fairfleet.server.rules.cohort import Absent, Cohort, Vector
-from fairfleet.server.rules.min_norm import min_norm_in_cone
+from fairfleet.server.rules.solvers.min_norm import min_norm_in_cone
 
 DEPENDENT = 1e-10  # squared sine of the angle between an update and the span of the others
 

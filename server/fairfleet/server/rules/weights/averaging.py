@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fairfleet.server.rules.algebra import ZERO, scatter
 from fairfleet.server.rules.base import Needs, Rule, State, Step
 from fairfleet.server.rules.cohort import Cohort, Weighting, shares
+from fairfleet.server.rules.solvers.algebra import ZERO, scatter
 
 
 class FedAvg(Rule):

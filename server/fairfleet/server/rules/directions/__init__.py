@@ -1,0 +1,1 @@
+"""Rules that compute a direction from inner products: common descent and projections."""

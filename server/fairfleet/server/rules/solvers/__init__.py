@@ -1,0 +1,1 @@
+"""Arithmetic on Gram matrices, and solvers for the shortest combination of rows."""

@@ -1,0 +1,1 @@
+"""Rules that only choose weights, from reports and lengths."""
