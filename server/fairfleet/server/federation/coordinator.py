@@ -13,6 +13,8 @@ from fairfleet.server.federation.clients.departures import Departures, FleetWatc
 from fairfleet.server.federation.clients.sessions import Sessions
 from fairfleet.server.federation.federation_state import FederationState
 from fairfleet.server.federation.operator_control import OperatorControl
+from fairfleet.server.federation.operators.effective_settings import settings_digest
+from fairfleet.server.federation.operators.settings_record import record_changed_settings
 from fairfleet.server.federation.round_actions import RoundActions
 from fairfleet.server.federation.round_commit import RoundCommits
 from fairfleet.server.federation.round_opening import open_round
@@ -33,6 +35,7 @@ class Coordinator:
 
     def __init__(self, store: Store, settings: ServerSettings) -> None:
         self.settings, self.signature = settings, store.signature()
+        self.settings_digest = settings_digest(settings)
         self.recipe = settings.recipe()
         self.plan = plan_for_rule(settings.plan, self.recipe)
         self.report_requirements = ReportRequirements.of(self.recipe.name, self.recipe.rule.needs())
@@ -79,6 +82,7 @@ class Coordinator:
     async def start(self) -> None:
         """Resume the federation where the state directory left it."""
         runner = self.runner
+        await runner.executors.in_database(record_changed_settings, runner.store, self.settings)
         clients = await runner.executors.in_database(known_clients, runner.store)
         self.request_limits.known.recall(clients)
         updates, actions = await open_round(runner, self.settings, self.recipe)

@@ -112,6 +112,7 @@ def record_message(record: RoundRecord, diagnostics_json: str | None = None) -> 
         verification=pb.Verification(**asdict(verification)) if verification else None,
         cut_off=[_cut_off_message(client) for client in record.cut_off],
         admission=[pb.AdmissionFinding(**asdict(finding)) for finding in record.admission],
+        settings_digest=record.settings_digest,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.event_stream import record_message, step_measured_message
+from fairfleet.server.federation.operators.effective_settings import settings_digest
 from fairfleet.server.federation.round_runner import RoundRunner
 from fairfleet.server.federation.staged_model import StagedModel
 from fairfleet.server.privacy.accountant import SampledRelease
@@ -42,7 +43,7 @@ class RoundCommits:
         # By client, until a later update of it counts.
         self.quarantine_notices: dict[str, QuarantinedUpdate] = {}
         self._runner = runner
-        self._keep_models = settings.keep_models
+        self._keep_models, self._settings_digest = settings.keep_models, settings_digest(settings)
         self._quarantine_bytes = settings.limits.quarantine_bytes
 
     async def open(self, round_number: int) -> None:
@@ -123,6 +124,7 @@ class RoundCommits:
             training_seconds=training_seconds,
             surplus=tuple(sorted(round_.surplus)),
             privacy=release,
+            settings_digest=self._settings_digest,
         )
 
     def _model_writes(self, staged: StagedModel) -> list[Write]:

@@ -70,6 +70,7 @@ class OperatorService:
             bytes_sent=state.traffic.sent_bytes,
             uptime_seconds=state.uptime_seconds,
             privacy=budget.status() if budget else None,
+            settings_digest=coordinator.settings_digest,
         )
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Event]:

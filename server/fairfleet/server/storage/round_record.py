@@ -16,7 +16,7 @@ from fairfleet.common.reports import TrainReport
 from fairfleet.server.aggregation.admission import AdmissionFinding
 
 # Left out of the JSON while they are empty, and read from other tables.
-OPTIONAL_FIELDS = ("surplus", "privacy", "admission", "verification")
+OPTIONAL_FIELDS = ("surplus", "privacy", "admission", "verification", "settings_digest")
 LATER_FIELDS = ("measured", "cut_off")
 
 
@@ -91,6 +91,7 @@ class RoundRecord:
     privacy: PrivacyRelease | None = None
     admission: tuple[AdmissionFinding, ...] = ()
     verification: VerificationRecord | None = None
+    settings_digest: bytes = b""  # of the settings that the round ran with; empty: not recorded
     measured: StepImprovement | None = None
     cut_off: tuple[CutOffClient, ...] = ()
 
@@ -102,6 +103,7 @@ class RoundRecord:
             if field.name not in LATER_FIELDS
         }
         values["digest"] = self.digest.hex()
+        values["settings_digest"] = self.settings_digest.hex()
         values["contributions"] = [
             {"client": part.client, "weight": part.weight, "report": part.report.model_dump()}
             for part in self.contributions
@@ -121,6 +123,7 @@ class RoundRecord:
         names = {field.name for field in fields(cls)} - set(LATER_FIELDS)
         values = {name: value for name, value in values.items() if name in names}
         values["digest"] = bytes.fromhex(values["digest"])
+        values["settings_digest"] = bytes.fromhex(values.get("settings_digest", ""))
         values["contributions"] = tuple(map(_contribution, values["contributions"]))
         values["admission"] = tuple(
             AdmissionFinding(**finding) for finding in values.get("admission", ())
