@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import BinaryIO
 
 from fairfleet.common import wire
@@ -22,6 +23,7 @@ from fairfleet.server.federation.event_stream import record_message
 from fairfleet.server.rpc.handlers import Context
 from fairfleet.server.security.enrolment import EnrolmentAuthority
 from fairfleet.server.security.operator_revocation import Operators
+from fairfleet.server.storage.audit_queries import AuditEntry, audit_entries
 from fairfleet.server.storage.client_queries import update_counts
 from fairfleet.server.storage.evaluation_queries import newest_evaluations
 from fairfleet.server.storage.store import Store
@@ -151,9 +153,12 @@ class OperatorService:
     async def Audit(
         self, request: pb.AuditRequest, context: Context
     ) -> AsyncIterator[pb.AuditRecord]:
-        """Send what operators did."""
-        for record in ():
-            yield record
+        """Send what operators did, and changes of the settings, in order."""
+        first = request.first
+        while entries := await asyncio.to_thread(audit_entries, self._store, first, PAGE):
+            for entry in entries:
+                yield audit_message(entry)
+            first = entries[-1].sequence + 1
 
     async def Revoke(self, request: pb.RevokeRequest, context: Context) -> pb.RevokeResponse:
         """Shut out a client or an operator for good."""
@@ -201,6 +206,11 @@ def _add_session(record: pb.ClientRecord, session: Session) -> None:
     record.train_samples = session.member.train_samples
     record.test_samples = session.member.test_samples
     record.seconds_since_seen = 0.0 if session.polls else idle_seconds
+
+
+def audit_message(entry: AuditEntry) -> pb.AuditRecord:
+    """Return a row of the audit as it is sent."""
+    return pb.AuditRecord(**asdict(entry))
 
 
 async def _file_chunks(file: BinaryIO, version: int) -> AsyncIterator[pb.FileChunk]:
