@@ -7,14 +7,12 @@ is the usual way to get a task; implement `Task` yourself to keep your own train
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Protocol, runtime_checkable
 
+from fairfleet.common.cli.user_modules import import_user_module
 from fairfleet.common.errors import UsageError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model
@@ -139,9 +137,8 @@ def load_task(spec: str, options: Mapping[str, str]) -> Task:
 
 
 def _import_module(spec: str, module_name: str) -> ModuleType:
-    sys.path.insert(0, os.getcwd())  # as `python -m` does, to find a user's own task
     try:
-        return importlib.import_module(module_name)
+        return import_user_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name.split(".")[0]:
             raise UsageError(
@@ -151,8 +148,6 @@ def _import_module(spec: str, module_name: str) -> ModuleType:
             f"--task {spec}: no module {module_name!r} in the current directory or among the "
             "installed packages"
         ) from error
-    finally:
-        sys.path.remove(os.getcwd())
 
 
 def _build_task(spec: str, factory: object, options: Mapping[str, str]) -> Task:

@@ -7,16 +7,15 @@ drains its owner's battery does.
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from fairfleet.common.cli.user_modules import import_user_module
 from fairfleet.common.errors import UsageError, short
 
 Condition = Callable[[], str]  # the reason not to train now; empty if there is none
@@ -195,13 +194,10 @@ def _import_condition(text: str) -> Condition:
 
 def _import_function(text: str) -> Callable[[], object]:
     module, _, name = text.partition(":")
-    sys.path.insert(0, os.getcwd())  # where tasks are searched, too
     try:
-        function: object = getattr(importlib.import_module(module), name)
+        function: object = getattr(import_user_module(module), name)
     except Exception as error:  # the module is a user's code and may raise anything
         raise UsageError(f"--when {text}: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(os.getcwd())
     if not callable(function):
         raise UsageError(f"--when {text} is {type(function).__name__}, not a function")
     return function
