@@ -53,7 +53,7 @@ def test_tasks_and_conditions_may_change_the_current_directory(work_dir: Path) -
         f"{chdir}import numpy as np\n"
         "from fairfleet.client.softmax import SoftmaxTask\n"
         "rows = np.zeros((2, 3), np.float32), np.array([0, 1])\n"
-        "def task():\n    return SoftmaxTask(rows, rows, classes=2)\n"
+        "def task():\n    return SoftmaxTask(rows, classes=2)\n"
     )
     assert isinstance(load_task("user_task_moves:task", {}), Task)
     (work_dir / "data" / "data").mkdir()

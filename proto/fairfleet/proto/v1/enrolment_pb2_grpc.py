@@ -26,12 +26,14 @@ if _version_not_supported:
 
 
 class EnrolmentStub(object):
-    """UNAVAILABLE is retryable at every call. A request is a PKCS #10 one (DER, at most 8 KiB) for an ECDSA P-256 key, whose
-    subject alternative name is the URI of the identity: fairfleet://client/NAME.
+    """Every call may be retried after UNAVAILABLE. A request is a PKCS #10 request (DER, at most 8 KiB)
+    for an ECDSA P-256 key. Its subject alternative name is the URI of the identity:
+    fairfleet://client/NAME.
 
-    INVALID_ARGUMENT     the request is not such a one.
-    PERMISSION_DENIED    the token is not valid (any more), or the request is for another name, or for one that was revoked.
-    FAILED_PRECONDITION  this server has no CA key.
+    INVALID_ARGUMENT     The request does not have this form.
+    PERMISSION_DENIED    The token is not valid or has expired, the request is for another name, or
+    the name was revoked.
+    FAILED_PRECONDITION  This server has no CA key.
     """
 
     def __init__(self, channel):
@@ -53,24 +55,26 @@ class EnrolmentStub(object):
 
 
 class EnrolmentServicer(object):
-    """UNAVAILABLE is retryable at every call. A request is a PKCS #10 one (DER, at most 8 KiB) for an ECDSA P-256 key, whose
-    subject alternative name is the URI of the identity: fairfleet://client/NAME.
+    """Every call may be retried after UNAVAILABLE. A request is a PKCS #10 request (DER, at most 8 KiB)
+    for an ECDSA P-256 key. Its subject alternative name is the URI of the identity:
+    fairfleet://client/NAME.
 
-    INVALID_ARGUMENT     the request is not such a one.
-    PERMISSION_DENIED    the token is not valid (any more), or the request is for another name, or for one that was revoked.
-    FAILED_PRECONDITION  this server has no CA key.
+    INVALID_ARGUMENT     The request does not have this form.
+    PERMISSION_DENIED    The token is not valid or has expired, the request is for another name, or
+    the name was revoked.
+    FAILED_PRECONDITION  This server has no CA key.
     """
 
     def Enrol(self, request, context):
-        """For whoever has no certificate yet, at a port of its own. A token is good for one key: with the same key the call
-        may be repeated while the token lasts.
+        """For a device without a certificate, on a separate port. A token is valid for one key: with the
+        same key, the call may be repeated until the token expires.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """For whoever has one that is valid still, at the port of all other calls. Safe to repeat.
+        """For a device whose certificate is still valid, on the port of all other calls. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,12 +102,14 @@ def add_EnrolmentServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Enrolment(object):
-    """UNAVAILABLE is retryable at every call. A request is a PKCS #10 one (DER, at most 8 KiB) for an ECDSA P-256 key, whose
-    subject alternative name is the URI of the identity: fairfleet://client/NAME.
+    """Every call may be retried after UNAVAILABLE. A request is a PKCS #10 request (DER, at most 8 KiB)
+    for an ECDSA P-256 key. Its subject alternative name is the URI of the identity:
+    fairfleet://client/NAME.
 
-    INVALID_ARGUMENT     the request is not such a one.
-    PERMISSION_DENIED    the token is not valid (any more), or the request is for another name, or for one that was revoked.
-    FAILED_PRECONDITION  this server has no CA key.
+    INVALID_ARGUMENT     The request does not have this form.
+    PERMISSION_DENIED    The token is not valid or has expired, the request is for another name, or
+    the name was revoked.
+    FAILED_PRECONDITION  This server has no CA key.
     """
 
     @staticmethod

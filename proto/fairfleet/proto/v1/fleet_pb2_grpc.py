@@ -27,18 +27,22 @@ if _version_not_supported:
 
 
 class FleetStub(object):
-    """Any call may answer, beside what is said at each:
+    """Every call may end with one of these status codes, besides those that its comment lists:
 
-    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off. Every error of
-    the server's own has `fairfleet-error` among its trailing metadata; without it the connection
-    broke, perhaps because the server restarted, and a Join before the retry saves asking in vain.
-    UNAUTHENTICATED   the session is unknown (the server restarted, or the lease ended): Join again, then retry.
-    ABORTED           the session was superseded by a Join of another process: stop; do not Join again.
-    PERMISSION_DENIED the client was revoked, or its certificate does not speak for the client, session or upload that the
-    call names, or has ended: stop.
-    INVALID_ARGUMENT  the request cannot be right, whatever the state: a bug or a mismatch; do not retry.
-    INTERNAL          a bug of the server: retry a few times, then report it.
-    UNIMPLEMENTED     the message came in gRPC's own compression (gzip, deflate), which no server takes: switch it off.
+    UNAVAILABLE       The server is starting, stopping or out of reach: back off and retry the same
+    call. An error that the server itself reports has `fairfleet-error` in its
+    trailing metadata. Without that key the connection broke, perhaps because the
+    server restarted; call Join before the retry, because the session may be gone.
+    UNAUTHENTICATED   The session is unknown, because the server restarted or the lease expired: call
+    Join, then retry.
+    ABORTED           A Join of another process superseded the session: stop, and do not call Join.
+    PERMISSION_DENIED The client was revoked. Or the certificate has expired, or is not valid for the
+    client, the session or the upload that the call names: stop.
+    INVALID_ARGUMENT  The request is wrong in every state of the server, because of a bug or a
+    mismatch: do not retry.
+    INTERNAL          A bug of the server: retry a few times, then report it.
+    UNIMPLEMENTED     The message uses gRPC's own compression (gzip, deflate), which servers refuse:
+    switch it off.
     """
 
     def __init__(self, channel):
@@ -100,147 +104,172 @@ class FleetStub(object):
 
 
 class FleetServicer(object):
-    """Any call may answer, beside what is said at each:
+    """Every call may end with one of these status codes, besides those that its comment lists:
 
-    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off. Every error of
-    the server's own has `fairfleet-error` among its trailing metadata; without it the connection
-    broke, perhaps because the server restarted, and a Join before the retry saves asking in vain.
-    UNAUTHENTICATED   the session is unknown (the server restarted, or the lease ended): Join again, then retry.
-    ABORTED           the session was superseded by a Join of another process: stop; do not Join again.
-    PERMISSION_DENIED the client was revoked, or its certificate does not speak for the client, session or upload that the
-    call names, or has ended: stop.
-    INVALID_ARGUMENT  the request cannot be right, whatever the state: a bug or a mismatch; do not retry.
-    INTERNAL          a bug of the server: retry a few times, then report it.
-    UNIMPLEMENTED     the message came in gRPC's own compression (gzip, deflate), which no server takes: switch it off.
+    UNAVAILABLE       The server is starting, stopping or out of reach: back off and retry the same
+    call. An error that the server itself reports has `fairfleet-error` in its
+    trailing metadata. Without that key the connection broke, perhaps because the
+    server restarted; call Join before the retry, because the session may be gone.
+    UNAUTHENTICATED   The session is unknown, because the server restarted or the lease expired: call
+    Join, then retry.
+    ABORTED           A Join of another process superseded the session: stop, and do not call Join.
+    PERMISSION_DENIED The client was revoked. Or the certificate has expired, or is not valid for the
+    client, the session or the upload that the call names: stop.
+    INVALID_ARGUMENT  The request is wrong in every state of the server, because of a bug or a
+    mismatch: do not retry.
+    INTERNAL          A bug of the server: retry a few times, then report it.
+    UNIMPLEMENTED     The message uses gRPC's own compression (gzip, deflate), which servers refuse:
+    switch it off.
     """
 
     def Join(self, request, context):
-        """Opens a session, or takes over from an older one of the same client. Safe to repeat.
+        """Opens a session, or takes over the session of an older process of the same client. Safe to
+        repeat.
 
-        ABORTED              a process that joined for the first time after this one speaks for the client: stop.
-        FAILED_PRECONDITION  no protocol version is known to both (the message names both ranges), no codec is known to both,
-        or the federation asks for noise that the client does not know of: upgrade one side.
-        INVALID_ARGUMENT     the client's model is not the federation's; the message names the first difference. Or `instance`
-        is empty.
-        ALREADY_EXISTS       two processes keep taking this identity from each other; the holder keeps it.
-        RESOURCE_EXHAUSTED   the fleet is full: come back much later. Or this client has joined too often: the trailing
-        metadata carry the seconds to wait, as `fairfleet-retry-seconds`.
+        ABORTED              A process whose first Join is newer than this one's holds the client:
+        stop.
+        FAILED_PRECONDITION  No protocol version is common to both sides (the message names both
+        ranges), no codec is, or the federation requires noise that the client
+        cannot add: upgrade one side.
+        INVALID_ARGUMENT     The client's model is not the federation's; the message names the first
+        difference. Or `instance` is empty.
+        ALREADY_EXISTS       Two processes keep taking this identity from each other; the present
+        holder keeps it.
+        RESOURCE_EXHAUSTED   The fleet is full: try again much later. Or this client joined too often:
+        `fairfleet-retry-seconds` in the trailing metadata is the time to wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NextTask(self, request, context):
-        """Waits up to 30 s for something to do. Safe to repeat: until its task is done, a client gets the
-        same task again. A waiting call renews the lease.
+        """Waits up to 30 s for a task. Safe to repeat: until its task is done, a client gets the same
+        task again. A waiting call renews the lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeTask(self, request, context):
-        """The same, with the model that the task is about in front of it. Its chunks come as soon as the model is made, which
-        may be before it is committed; then the call ends, and its trailing metadata carry the serialized NextTaskResponse,
-        as `fairfleet-task-bin`. That comes only when the model is committed: till then the chunks mean nothing. No chunk
-        comes if there is no task, or the client holds its model, or can have it shorter (ModelRef.changes, ModelRef.compact).
-        What came is the task's model if it has its digest. Where the call breaks among the chunks, ask for the task with
-        NextTask and for the rest with FetchModel, whose chunks these are: a repetition begins with the first. Only where
-        JoinResponse.brings_models says so. Safe to repeat.
+        """Does the same as NextTask, and sends the task's model first. Safe to repeat. Only for servers
+        with JoinResponse.brings_models.
+
+        The chunks are sent as soon as the model is computed, which may be before it is committed. The
+        call ends when the model is committed; its trailing metadata then contain the serialized
+        NextTaskResponse, as `fairfleet-task-bin`. Until then, do not use the chunks. There are no
+        chunks if there is no task, if the client has the model, or if it can get the model in fewer
+        bytes (ModelRef.changes, ModelRef.compact).
+
+        The received model is the task's model if its digest is that of the task. If the call breaks
+        between chunks, get the task with NextTask and the missing chunks with FetchModel, whose chunks
+        are the same. Repeating TakeTask would begin with the first chunk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchModel(self, request, context):
-        """Streams a committed model, from any chunk boundary. Safe to repeat, from where the last try ended.
+        """Streams a committed model, from any chunk boundary. Safe to repeat, from where the last try
+        ended.
 
-        NOT_FOUND     that version is no longer published: ask for the next task. Or it has no compact form (the message
-        says so): fetch it without `compact`.
-        OUT_OF_RANGE  the offset is not the beginning of a chunk: begin at 0.
+        NOT_FOUND     The version is no longer published: request the next task. Or it has no compact
+        form (the message says so): fetch it without `compact`.
+        OUT_OF_RANGE  The offset is not the beginning of a chunk: begin at 0.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenUpload(self, request, context):
-        """Announces one update and learns how much of it the server has: send the rest with SendUpload.
-        Safe to repeat; for the same digest the answered offset does not decrease while the server's
-        machine stays up. Another digest for the same round begins at 0, as long as none has a receipt. A receipt in the
-        answer means that nothing needs to be sent. It is always of the announced update: a round takes one update of each
-        client, the first that gets a receipt (see Receipt). For the same round and digest, the report of the first
-        announcement stands.
+        """Announces one update. The answer says how much of it the server has; send the rest with
+        SendUpload. Safe to repeat: for the same digest, the offset does not decrease while the
+        server's machine is up. Another digest for the same round begins at 0, as long as none has a
+        receipt.
 
-        FAILED_PRECONDITION  the client was not asked to train in this round, the model digest is not that
-        of the round's model, the base is not held here any more, or less was done to the update for privacy than is asked
-        for by now: ask for a new task, train again.
-        Or another update of this client has the receipt for this round. Then the trailing metadata carry
-        its digest, as `fairfleet-standing-bin`: drop this update, ask for the next task.
-        INVALID_ARGUMENT     the codec is none that the client's task named (see OpenUploadRequest.codec), or a field is
-        missing or out of range; the message names it. Do not retry.
-        RESOURCE_EXHAUSTED   the declared size is over the server's limit: do not retry.
+        A receipt in the answer means that nothing needs to be sent. It is always that of the announced
+        update. A round takes one update of each client: the first that gets a receipt (see Receipt).
+        If an update is announced twice, the server keeps the report of the first announcement.
+
+        FAILED_PRECONDITION  The client was not selected for this round, the model digest is not that
+        of the round's model, the server no longer has the base, or the update has
+        less privacy protection than the server requires now: request a new task
+        and train again. Or another update of this client has the receipt for this
+        round; its digest is then in the trailing metadata, as
+        `fairfleet-standing-bin`: discard this update and request the next task.
+        INVALID_ARGUMENT     The client's tasks did not name this codec (see OpenUploadRequest.codec),
+        or a field is missing or out of range; the message names it. Do not retry.
+        RESOURCE_EXHAUSTED   The declared size is above the server's limit: do not retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SendUpload(self, request_iterator, context):
-        """Sends the chunks from the answered offset on, in order. The call's metadata carry the upload that
-        OpenUpload answered, as `fairfleet-upload-bin`. When it breaks, open the upload again: the answer
-        says where to go on. The receipt comes when the update is as durable as it says.
+        """Sends the chunks in order, from the offset in the answer of OpenUpload. The call's metadata
+        contain OpenUploadResponse.upload, as `fairfleet-upload-bin`. If the call breaks, call
+        OpenUpload again; its answer says where to continue. The receipt is sent when the update is as
+        durable as the receipt says.
 
-        An update of which nothing was sent yet may go without OpenUpload, which saves a round trip: the
-        metadata then carry the serialized OpenUploadRequest, as `fairfleet-announced-bin`, and the chunks
-        begin at 0. What OpenUpload would refuse is refused here with the same code.
+        An update of which nothing was sent yet may be sent without OpenUpload, which saves a round
+        trip. The metadata then contain the serialized OpenUploadRequest, as `fairfleet-announced-bin`,
+        and the chunks begin at 0. What OpenUpload would refuse is refused here with the same code.
 
-        FAILED_PRECONDITION  the upload is not open (another OpenUpload replaced it), or the server has a
-        part of what was announced with it: open it again. With `fairfleet-standing-bin` among the
-        trailing metadata: another update has the receipt, as said at OpenUpload.
-        DATA_LOSS            a chunk does not match its checksum, or the whole does not match the digest:
-        open the upload again.
-        OUT_OF_RANGE         a chunk is not the one that follows: open the upload again.
-        INVALID_ARGUMENT     a value is not finite, a chunk is not of the announced form, its checksum has another length or
-        byte order than FORMAT.md says, a message is longer than its data and fields can be, a
-        running_var is negative, `steps` is 0 though the update is not zero, or the metadata have
-        neither of the two keys: do not retry.
+        FAILED_PRECONDITION  The upload is not open, because another OpenUpload replaced it, or the
+        server already has a part of the announced update: call OpenUpload again.
+        If `fairfleet-standing-bin` is in the trailing metadata, another update
+        has the receipt, as described at OpenUpload.
+        DATA_LOSS            A chunk does not match its checksum, or the whole does not match the
+        digest: call OpenUpload again.
+        OUT_OF_RANGE         A chunk is not the next one: call OpenUpload again.
+        INVALID_ARGUMENT     A value is not finite, a chunk does not have the announced form, its
+        checksum has another length or byte order than FORMAT.md says, a message
+        is longer than its data and fields can be, a running_var is negative,
+        `steps` is 0 though the update is not zero, or the metadata have neither
+        of the two keys: do not retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportEvaluation(self, request, context):
-        """Says how a model version does on the client's own test split. Safe to repeat: the first report counts.
+        """Reports how a model version performs on the client's own test data. Safe to repeat: the first
+        report counts.
 
-        FAILED_PRECONDITION  this client was not selected to evaluate this version, or less was done to the evaluation for
-        privacy than the server requires by now: request a new task.
-        INVALID_ARGUMENT     there is neither an evaluation nor a failure, or a field is out of range; the message names it.
+        FAILED_PRECONDITION  This client was not selected to evaluate this version, or the evaluation
+        has less privacy protection than the server requires now: request a new
+        task.
+        INVALID_ARGUMENT     There is neither an evaluation nor a failure, or a field is out of range;
+        the message names it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportVerification(self, request, context):
-        """The losses of trial steps on the client's own training data. Safe to repeat: the first report counts.
+        """Reports the losses of trial steps on the client's own training data. Safe to repeat: the first
+        report counts.
 
-        FAILED_PRECONDITION  this client was not selected to verify a step of this round, or the round verifies another step
-        than that of `step_digest`: request the task again.
-        INVALID_ARGUMENT     there is not one loss per trial, or a loss is NaN or -inf; +inf means that the trial diverged.
+        FAILED_PRECONDITION  This client was not selected to verify a step of this round, or the round
+        verifies another step than that of `step_digest`: request the task again.
+        INVALID_ARGUMENT     The number of losses is not the number of trials, or a loss is NaN or
+        -inf; +inf means that the trial diverged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Renews the lease of a client that is busy, and carries how far it is. Safe to repeat.
+        """Renews the lease of a busy client, and reports its progress. Safe to repeat.
 
-        INVALID_ARGUMENT  the task is not of the form of this client's task ids. (One that is over is no mistake: the answer
-        says to abandon it.)
+        INVALID_ARGUMENT  The task id does not have the form of this client's task ids. (For a task
+        that is over, the answer is to abandon it.)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Says goodbye: the round goes on without this client at once. Safe to repeat.
+        """Ends the session. The round continues without this client immediately. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -308,18 +337,22 @@ def add_FleetServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Fleet(object):
-    """Any call may answer, beside what is said at each:
+    """Every call may end with one of these status codes, besides those that its comment lists:
 
-    UNAVAILABLE       the server is starting, stopping or out of reach: retry the same call, backing off. Every error of
-    the server's own has `fairfleet-error` among its trailing metadata; without it the connection
-    broke, perhaps because the server restarted, and a Join before the retry saves asking in vain.
-    UNAUTHENTICATED   the session is unknown (the server restarted, or the lease ended): Join again, then retry.
-    ABORTED           the session was superseded by a Join of another process: stop; do not Join again.
-    PERMISSION_DENIED the client was revoked, or its certificate does not speak for the client, session or upload that the
-    call names, or has ended: stop.
-    INVALID_ARGUMENT  the request cannot be right, whatever the state: a bug or a mismatch; do not retry.
-    INTERNAL          a bug of the server: retry a few times, then report it.
-    UNIMPLEMENTED     the message came in gRPC's own compression (gzip, deflate), which no server takes: switch it off.
+    UNAVAILABLE       The server is starting, stopping or out of reach: back off and retry the same
+    call. An error that the server itself reports has `fairfleet-error` in its
+    trailing metadata. Without that key the connection broke, perhaps because the
+    server restarted; call Join before the retry, because the session may be gone.
+    UNAUTHENTICATED   The session is unknown, because the server restarted or the lease expired: call
+    Join, then retry.
+    ABORTED           A Join of another process superseded the session: stop, and do not call Join.
+    PERMISSION_DENIED The client was revoked. Or the certificate has expired, or is not valid for the
+    client, the session or the upload that the call names: stop.
+    INVALID_ARGUMENT  The request is wrong in every state of the server, because of a bug or a
+    mismatch: do not retry.
+    INTERNAL          A bug of the server: retry a few times, then report it.
+    UNIMPLEMENTED     The message uses gRPC's own compression (gzip, deflate), which servers refuse:
+    switch it off.
     """
 
     @staticmethod

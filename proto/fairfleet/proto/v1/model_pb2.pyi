@@ -32,19 +32,19 @@ class _SectionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     SECTION_PARAMETERS: _Section.ValueType  # 1
     """trained: float32 on the wire, in any codec; updates carry differences"""
     SECTION_BUFFERS: _Section.ValueType  # 2
-    """float state that is not trained (batch-norm statistics): float32 values"""
+    """Float state that is not trained (batch-norm statistics): float32 values."""
     SECTION_COUNTERS: _Section.ValueType  # 3
     """integer and boolean state: int64 values"""
 
 class Section(_Section, metaclass=_SectionEnumTypeWrapper):
-    """The three flat vectors that a model is made of. Every tensor belongs to exactly one."""
+    """The three flat vectors of a model. Every tensor belongs to exactly one."""
 
 SECTION_UNSPECIFIED: Section.ValueType  # 0
 """refused by every reader"""
 SECTION_PARAMETERS: Section.ValueType  # 1
 """trained: float32 on the wire, in any codec; updates carry differences"""
 SECTION_BUFFERS: Section.ValueType  # 2
-"""float state that is not trained (batch-norm statistics): float32 values"""
+"""Float state that is not trained (batch-norm statistics): float32 values."""
 SECTION_COUNTERS: Section.ValueType  # 3
 """integer and boolean state: int64 values"""
 Global___Section: typing_extensions.TypeAlias = Section
@@ -61,7 +61,7 @@ class TensorSpec(google.protobuf.message.Message):
     name: builtins.str
     """unique in the model, as the training framework names it"""
     dtype: builtins.str
-    """on the client: float16, bfloat16, float32, float64, int8..int64, uint8, bool"""
+    """On the client: float16, bfloat16, float32, float64, int8..int64, uint8, bool."""
     section: Global___Section.ValueType
     layer: builtins.str
     """tensors of one layer are neighbours in the flat vector"""
@@ -102,7 +102,7 @@ Global___Signature: typing_extensions.TypeAlias = Signature
 
 @typing.final
 class Chunk(google.protobuf.message.Message):
-    """A piece of an encoded model or update. It decodes by itself, whatever came before it.
+    """A piece of an encoded model or update. It can be decoded without the chunks before it.
     The same message is one record of the spool files on both sides (FORMAT.md).
     """
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OperatorStub(object):
-    """UNAVAILABLE is retryable at every call; PERMISSION_DENIED and INVALID_ARGUMENT are final.
+    """Every call may be retried after UNAVAILABLE; PERMISSION_DENIED and INVALID_ARGUMENT are final.
     """
 
     def __init__(self, channel):
@@ -103,42 +103,43 @@ class OperatorStub(object):
 
 
 class OperatorServicer(object):
-    """UNAVAILABLE is retryable at every call; PERMISSION_DENIED and INVALID_ARGUMENT are final.
+    """Every call may be retried after UNAVAILABLE; PERMISSION_DENIED and INVALID_ARGUMENT are final.
     """
 
     def Status(self, request, context):
-        """How the federation stands now. Safe to repeat.
+        """Returns the present state of the federation. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """What happens, as it happens, until the caller hangs up or the server stops; FederationFinished is the
-        last event that matters. Initial metadata comes at once, and from then on no event is missed: a caller
-        that waits for it before it calls `Status` has the whole picture. A reader that is too slow gets
-        RESOURCE_EXHAUSTED: watch again; `Rounds` has what was missed.
+        """Streams events as they happen, until the caller cancels or the server stops; FederationFinished
+        is the last relevant event. The initial metadata are sent at once, and no event after them is
+        missed: a caller that waits for them before it calls `Status` misses nothing. A reader that is
+        too slow gets RESOURCE_EXHAUSTED: watch again; `Rounds` has the missed rounds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rounds(self, request, context):
-        """The records of committed rounds, oldest first. Safe to repeat.
+        """Streams the records of committed rounds, oldest first. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Clients(self, request, context):
-        """Every client that was ever seen, in order of name. Safe to repeat.
+        """Streams every client that ever joined, by name. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """No new round begins until Resume; the one under way is finished. Durable. Safe to repeat.
+        """Pauses the federation: no round begins until Resume, but the current one is finished. Durable.
+        Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,58 +152,61 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
-        """Ends the federation after the round under way: clients are told to go home. Durable, until Continue.
+        """Ends the federation after the current round, and informs the clients. Durable, until Continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Continue(self, request, context):
-        """Lets a federation go on that is finished, or is to finish, from its newest or an earlier version. Durable. Rounds after
-        an earlier version are undone: their records stay, marked as such.
+        """Continues a federation that is finished, or is about to finish, from its newest or an earlier
+        version. Durable. Rounds after an earlier version are undone: their records are kept, and
+        marked.
 
-        FAILED_PRECONDITION  the federation is not finished (a version can be gone back to only then), or would finish again at
-        once: the message says which limit to change.
-        NOT_FOUND            that version is not kept; `Models` lists those that are.
+        FAILED_PRECONDITION  The federation is not finished, which is required for an earlier version.
+        Or it would finish again at once: the message says which limit to change.
+        NOT_FOUND            The version is not kept; `Models` lists those that are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Revoke(self, request, context):
-        """Shuts a client, or an operator, out, at once and for good: calls under way end. Durable. Safe to repeat.
+        """Excludes a client or an operator, immediately and permanently; its running calls end. Durable.
+        Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MakeToken(self, request, context):
-        """A one-time token with which a device asks for a certificate for a key of its own (see Enrolment). It takes the
-        place of an older one for the same client.
+        """Creates a one-time token, with which a device gets a certificate for its own key (see
+        Enrolment). It replaces an older token for the same client.
 
-        FAILED_PRECONDITION  this server takes no tokens: it has no CA key, or no port for them.
-        PERMISSION_DENIED    the client was revoked.
+        FAILED_PRECONDITION  This server accepts no tokens: it has no CA key, or no port for enrolment.
+        PERMISSION_DENIED    The client was revoked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportModel(self, request, context):
-        """A committed model as a safetensors file. NOT_FOUND: that version is not kept, or no version was evaluated (`best`).
+        """Streams a committed model as a safetensors file. NOT_FOUND: the version is not kept, or no
+        version was evaluated (`best`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Models(self, request, context):
-        """The versions whose models are kept, the oldest first, with what is known of them. Safe to repeat.
+        """Streams the versions whose models are kept, oldest first, with their scores. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Audit(self, request, context):
-        """What operators did, and changes of the settings, the oldest first. Safe to repeat.
+        """Streams what operators did, and changes of the settings, oldest first. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -285,7 +289,7 @@ def add_OperatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Operator(object):
-    """UNAVAILABLE is retryable at every call; PERMISSION_DENIED and INVALID_ARGUMENT are final.
+    """Every call may be retried after UNAVAILABLE; PERMISSION_DENIED and INVALID_ARGUMENT are final.
     """
 
     @staticmethod
