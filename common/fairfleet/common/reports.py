@@ -5,7 +5,7 @@ Client and server both validate them, so a report with a NaN never reaches an ag
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
@@ -23,7 +23,9 @@ class TrainReport(BaseModel):
 
     samples: NonNegativeInt
     loss_before: FiniteFloat = Field(description="loss of the received model on the training data")
-    loss_after: FiniteFloat
+    loss_after: FiniteFloat | None = Field(
+        default=None, description="loss of the trained model; None: not measured"
+    )
     steps: NonNegativeInt = Field(description="steps made; may be fewer than planned")
     learning_rate: FiniteFloat = Field(ge=0)
     gradient_norm: FiniteFloat | None = Field(
@@ -35,6 +37,12 @@ class TrainReport(BaseModel):
         ge=0,
         le=1,
         description="accuracy of the received model on the training data",
+    )
+    loss_measurement: Literal["exact", "batches", "sampled"] = Field(
+        default="exact", description="how loss_before was measured, see LossPlan"
+    )
+    loss_standard_error: FiniteFloat | None = Field(
+        default=None, ge=0, description="of loss_before, if it is that of a sample"
     )
     planned_steps: NonNegativeInt = Field(default=0, description="0: not reported")
     batch_size: NonNegativeInt = Field(default=0, description="samples per step; 0: not reported")

@@ -20,9 +20,39 @@ from pydantic import (
     model_validator,
 )
 
+LossMeasurement = Literal["exact", "batches", "sampled", "none"]
+
 MAX_COUNT = 2**32 - 1  # the wire has 32 bits for a number of steps, epochs or samples
 # Models are trained in 32-bit floating point: these are its smallest and largest normal numbers.
 MIN_FLOAT32, MAX_FLOAT32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
+
+class LossPlan(BaseModel):
+    """How a training finds the losses of its report; by default both exactly.
+
+    exact: over all training data, in a pass of its own. batches: without a pass of its own, the
+    mean over the samples of the first pass's steps, each at the parameters before its step.
+    sampled: over some samples, drawn at random. none: not measured.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    before: Literal["exact", "batches", "sampled"] = "exact"  # of the received model
+    after: Literal["exact", "sampled", "none"] = "exact"  # of the trained model
+    samples: NonNegativeInt = 0  # for `sampled`; 0, or more than there are, means all
+
+    def measurement(self, wanted: LossMeasurement, available: int) -> LossMeasurement:
+        """Return how to measure with this many samples: a sample of all of them is exact.
+
+        >>> plan = LossPlan(before="sampled", samples=100)
+        >>> plan.measurement(plan.before, 1000), plan.measurement(plan.before, 50)
+        ('sampled', 'exact')
+        """
+        takes_all = not 0 < self.samples < available
+        return "exact" if wanted == "sampled" and takes_all else wanted
+
+
+NO_PASSES = LossPlan(before="batches", after="none")  # no pass over the data that only measures
 
 
 class Plan(BaseModel):

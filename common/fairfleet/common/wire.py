@@ -16,7 +16,7 @@ from fairfleet.common.errors import BadReport, BadRequest, short
 from fairfleet.common.privacy import PrivacyTerms, ReportTerms
 from fairfleet.common.reports import MAX_LOSS, Evaluation, TrainReport
 from fairfleet.common.tensors import Section, Signature, TensorSpec
-from fairfleet.common.training_plan import Plan
+from fairfleet.common.training_plan import LossMeasurement, LossPlan, Plan
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import model_pb2
 
@@ -37,6 +37,13 @@ STANDING_METADATA = "fairfleet-standing-bin"
 ERROR_METADATA = "fairfleet-error"
 
 _SOLVERS = {"sgd": pb.SOLVER_SGD, "adam": pb.SOLVER_ADAM}
+_MEASUREMENTS: dict[LossMeasurement, pb.LossMeasurement.ValueType] = {
+    "exact": pb.LOSS_MEASUREMENT_EXACT,
+    "batches": pb.LOSS_MEASUREMENT_BATCHES,
+    "sampled": pb.LOSS_MEASUREMENT_SAMPLED,
+    "none": pb.LOSS_MEASUREMENT_NONE,
+}
+_LOSS_PLAN_FIELDS = ("loss_before", "loss_after", "loss_samples")
 
 
 def signature_out(signature: Signature) -> model_pb2.Signature:
@@ -77,13 +84,16 @@ def signature_in(message: model_pb2.Signature) -> Signature:
 
 def report_out(report: TrainReport) -> pb.TrainReport:
     """Return the message of a training report."""
-    return pb.TrainReport(**report.model_dump(exclude_none=True))
+    fields = report.model_dump(exclude_none=True, exclude={"loss_measurement"})
+    measurement = _MEASUREMENTS[report.loss_measurement]
+    return pb.TrainReport(**fields, loss_measurement=measurement)
 
 
 def report_in(message: pb.TrainReport) -> TrainReport:
     """Return the training report of a message. Raises BadReport if it is not usable."""
+    fields = _fields(message) | {"loss_measurement": _measurement_in(message.loss_measurement)}
     try:
-        return TrainReport(**_fields(message))
+        return TrainReport(**fields)
     except ValidationError as error:
         raise BadReport(f"the training report is not usable: {_mistakes(error)}") from None
 
@@ -108,17 +118,24 @@ def evaluation_in(message: pb.Evaluation) -> Evaluation:
         raise BadRequest(f"the evaluation is not usable: {_mistakes(error)}") from None
 
 
-def plan_out(plan: Plan) -> pb.Plan:
+def plan_out(plan: Plan, losses: LossPlan | None = None) -> pb.Plan:
     """Return the message of a training plan. A plan without a length becomes one epoch."""
-    fields = plan.model_dump(exclude={"solver", "epochs"})
+    fields, losses = plan.model_dump(exclude={"solver", "epochs"}), losses or LossPlan()
     return pb.Plan(
-        **fields, epochs=0 if plan.steps else max(plan.epochs, 1), solver=_SOLVERS[plan.solver]
+        **fields,
+        epochs=0 if plan.steps else max(plan.epochs, 1),
+        solver=_SOLVERS[plan.solver],
+        loss_before=_MEASUREMENTS[losses.before],
+        loss_after=_MEASUREMENTS[losses.after],
+        loss_samples=losses.samples,
     )
 
 
 def plan_in(message: pb.Plan) -> Plan:
     """Return the training plan of a message. Raises BadRequest if it is not usable."""
     fields = _fields(message)
+    for name in _LOSS_PLAN_FIELDS:  # `loss_plan_in` reads them
+        fields.pop(name, None)
     solver = next(
         (name for name, value in _SOLVERS.items() if value == message.solver), str(message.solver)
     )
@@ -126,6 +143,27 @@ def plan_in(message: pb.Plan) -> Plan:
         return Plan(**{**fields, "solver": solver})
     except ValidationError as error:
         raise BadRequest(f"the server's plan is not usable: {_mistakes(error)}") from None
+
+
+def loss_plan_in(message: pb.Plan) -> LossPlan:
+    """Return how the losses are to be measured. Raises BadRequest if the plan is not usable.
+
+    A server that is older than these fields leaves them out: both losses exactly.
+    """
+    try:
+        return LossPlan(
+            before=_measurement_in(message.loss_before),
+            after=_measurement_in(message.loss_after),
+            samples=message.loss_samples,
+        )
+    except ValidationError as error:
+        raise BadRequest(f"the server's plan is not usable: {_mistakes(error)}") from None
+
+
+def _measurement_in(value: pb.LossMeasurement.ValueType) -> Any:
+    """Return the name of a measurement, or the number as text if it has none here."""
+    names = {number: name for name, number in _MEASUREMENTS.items()}
+    return names.get(value or pb.LOSS_MEASUREMENT_EXACT, str(value))
 
 
 def privacy_out(terms: PrivacyTerms | None) -> pb.Privacy | None:

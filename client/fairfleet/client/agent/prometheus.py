@@ -90,7 +90,8 @@ class AgentCollector(Collector):
             labels=["when"],
         )
         losses.add_metric(["before"], report.loss_before)
-        losses.add_metric(["after"], report.loss_after)
+        if report.loss_after is not None:
+            losses.add_metric(["after"], report.loss_after)
         yield losses
         yield GaugeMetricFamily(
             "fairfleet_agent_training_seconds", "Duration of the newest training", report.seconds
