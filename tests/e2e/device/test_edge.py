@@ -124,7 +124,9 @@ def test_the_disk_usage_of_a_client_is_bounded(
     fleet.start_server(rounds=6, round__minimum_clients=1, codec=codec)
     fleet.start_client("device")
     most = 0
+    deadline = time.monotonic() + 60
     while fleet.clients["device"].poll() is None:
+        assert time.monotonic() < deadline, "the client did not end within 60 s"
         most = max(most, used(fleet.folder / "clients" / "device"))
         time.sleep(0.01)
     most = max(most, used(fleet.folder / "clients" / "device"))
