@@ -82,3 +82,15 @@ def test_what_the_audit_stores_of_an_action_has_a_limit(tmp_path: Path) -> None:
         assert len(entry.result) < 400
     finally:
         store.close()
+
+
+def test_a_sequence_number_above_the_databases_largest_integer_has_no_entries(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path / "state")
+    try:
+        store.write(audit_write(OperatorAction("night-shift", "pause", {}), ""))
+        assert len(audit_entries(store, 0, 10)) == 1
+        assert audit_entries(store, 2**63 - 1, 10) == audit_entries(store, 2**64 - 1, 10) == []
+    finally:
+        store.close()

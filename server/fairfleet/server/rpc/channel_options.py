@@ -55,6 +55,16 @@ def enrolment_limits(limits: ServerLimits) -> tuple[tuple[str, int], ...]:
 
 def keep_log_short() -> None:
     """Suppress the tracebacks that gRPC logs for what any peer can do: they could fill the disk."""
-    logging.getLogger("grpc._cython.cygrpc").addFilter(
-        lambda record: not any(text in str(record.msg) for text in PEER_FAULTS)
-    )
+    logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: not _is_a_peers_fault(record))
+
+
+def _is_a_peers_fault(record: logging.LogRecord) -> bool:
+    """Return whether a peer can cause a record of gRPC.
+
+    A batch of operations can fail because the peer closed the call. A batch that gRPC does not even
+    start is a mistake of the server, such as two writes at once, and is logged.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if "grpc_call_start_batch" in str(error):
+        return False
+    return any(text in str(record.msg) for text in PEER_FAULTS)

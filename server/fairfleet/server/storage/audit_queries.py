@@ -19,6 +19,7 @@ from fairfleet.server.storage.queries import ReadableStore, Write
 from fairfleet.server.storage.schema import audit, settings_history
 
 MAX_TEXT_CHARS = 300  # of one text among the arguments, and of a result
+MAX_SEQUENCE = 2**63 - 1  # of a row: the databases have no larger integers
 MAX_ARGUMENTS_CHARS = 8000  # of all arguments as JSON
 MORE = "…"  # key of the arguments: how many of them were left out
 
@@ -85,6 +86,8 @@ def _bounded(value: Any) -> Any:
 
 def audit_entries(store: ReadableStore, first: int, count: int) -> list[AuditEntry]:
     """Return up to `count` rows from a sequence number on, the oldest first."""
+    if first > MAX_SEQUENCE:
+        return []
     query = sa.select(audit).where(audit.c.sequence >= first).order_by(audit.c.sequence)
     return [
         AuditEntry(
