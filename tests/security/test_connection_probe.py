@@ -96,7 +96,7 @@ def test_the_probe_does_not_bypass_a_proxy(
 def test_a_client_without_credentials_reports_a_tls_server_and_ends(standing: SecureFleet) -> None:
     done = standing.run(*TASK, "--server", standing.address, "--name", "ann")
     assert done.returncode == 2
-    assert "the server there speaks TLS" in done.stderr
+    assert "the server there uses TLS" in done.stderr
     assert "--credentials NAME.fleet" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -114,7 +114,7 @@ def test_a_client_with_credentials_reports_an_unencrypted_server_and_ends(
         str(standing.credentials_file(client("ann"))),
     )
     assert done.returncode == 6
-    assert "speaks clear text, not TLS: start it with --pki" in done.stderr
+    assert "does not use TLS: start it with --pki" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -163,7 +163,7 @@ def test_a_client_that_has_joined_once_does_not_end_when_the_server_changes_to_t
     until(lambda: "joined" in own.log("ann.log"), "the client")
     own.kill_server()
     own.start_server(rounds=1000)
-    until(lambda: "the server there speaks TLS" in own.log("ann.log"), "the reason")
+    until(lambda: "the server there uses TLS" in own.log("ann.log"), "the reason")
     assert own.clients["ann"].poll() is None
 
 

@@ -104,7 +104,7 @@ def test_clear_text_to_the_tls_port_is_refused_and_explained(standing: SecureFle
         Device("", "ann", channel).stub.Join(pb.JoinRequest(client="ann"), timeout=10)
     done = standing.run("status", "--server", standing.address)
     assert done.returncode == 6
-    assert "the server there speaks TLS" in done.stderr
+    assert "the server there uses TLS" in done.stderr
     assert "give --credentials NAME.fleet" in done.stderr
 
 
@@ -115,7 +115,7 @@ def test_tls_to_an_unencrypted_port_is_explained(standing: SecureFleet, fleet: F
     file = str(standing.credentials_file(operator("operator")))
     done = standing.run("status", "--server", fleet.address, "--credentials", file)
     assert done.returncode == 6
-    assert "speaks clear text, not TLS" in done.stderr
+    assert "does not use TLS" in done.stderr
     assert fleet.status().connected == 0
 
 

@@ -30,7 +30,7 @@ def test_an_update_for_an_unknown_round_is_refused(device: Device) -> None:
 
 def test_an_update_computed_on_another_model_is_refused(device: Device) -> None:
     _, encoded = device.encode()
-    with refused(Code.FAILED_PRECONDITION, "was computed on model", "Ask for a new task"):
+    with refused(Code.FAILED_PRECONDITION, "was computed on model", "Request a new task"):
         device.open(encoded, model_digest=bytes(32))
 
 
@@ -59,7 +59,7 @@ def test_a_late_update_gets_a_receipt_with_the_reason_it_is_ignored(
     late.task = device.task
     receipt = late.open(encoded, round=0).receipt
     assert receipt.outcome == pb.OUTCOME_IGNORED
-    assert "round 0 went on without latecomer" in receipt.reason
+    assert "round 0 continued without latecomer" in receipt.reason
     late.leave()
     assert operator.Status(operator_pb2.StatusRequest()).version == device.task.round
 

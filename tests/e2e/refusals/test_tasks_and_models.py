@@ -71,7 +71,7 @@ def test_a_heartbeat_about_an_old_or_unknown_task_is_answered_with_abandon(
     """The server may have been restarted or restored from a backup; the client takes a new task."""
     for task in (f"train/999999/0/{device.name}", f"verify/0/3/{device.name}"):
         answer = device.stub.Heartbeat(pb.HeartbeatRequest(session=device.session, task=task))
-        assert (answer.abandon, answer.reason) == (True, "the round went on without it")
+        assert (answer.abandon, answer.reason) == (True, "the round continued without it")
     answer = device.stub.Heartbeat(pb.HeartbeatRequest(session=device.session))
     assert (answer.abandon, answer.reason) == (True, "no task was named")
 

@@ -122,7 +122,7 @@ class Agent:
         if update.reason and update.digest != self._quarantined:
             self._quarantined = update.digest
             log.warning(
-                "round %d went on without this client's update: %s",
+                "round %d continued without this client's update: %s",
                 update.round,
                 update.reason,
                 extra={"round": update.round},
@@ -187,7 +187,7 @@ class Agent:
         except (NotKept, WrongState) as error:
             _log_not_needed(request.id, error, request.round)
         except UnusableUpdate as error:
-            # The next round may go better, and a person can read here why this one did not.
+            # The next round may succeed, and a person can read here why this one did not.
             log.error("%s is given up: %s", request.id, error, extra=about)
             self._spool.clear()
             self._connection.heartbeat(task=request.id, failure="the update was refused")
@@ -195,7 +195,7 @@ class Agent:
             if self._connection.stopped:
                 raise Stopped from None
             by_owner = self._availability.blocked_reason and "this client gave it up"
-            reason = by_owner or "the round went on without it"
+            reason = by_owner or "the round continued without it"
             log.info("%s was abandoned: %s", request.id, reason, extra=about)
         except (Stopped, *FINAL):
             raise

@@ -13,7 +13,7 @@ import grpc
 from fairfleet.common.errors import AnotherUpdateCounts, Refused, WrongState
 from fairfleet.common.wire import ERROR_METADATA, RETRY_METADATA, STANDING_METADATA
 
-LONGEST_HINT_SECONDS = 600.0  # a server may request a pause, but not for ever
+LONGEST_HINT_SECONDS = 600.0  # a server may request a pause, but not forever
 NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 

@@ -32,11 +32,10 @@ class Problem(Enum):
     """What keeps a client from connecting, with the words for its owner."""
 
     SERVER_WANTS_TLS = (
-        "the server there speaks TLS, and no credentials were given: give --credentials NAME.fleet"
+        "the server there uses TLS, and no credentials were given: give --credentials NAME.fleet"
     )
     SERVER_IN_CLEAR = (
-        "the server there speaks clear text, not TLS: start it with --pki, or leave out "
-        "--credentials here"
+        "the server there does not use TLS: start it with --pki, or leave out --credentials here"
     )
     UNKNOWN_CA = (
         "the server's certificate is not of the CA in --credentials: give the file that this "
@@ -114,7 +113,7 @@ def speaks_clear(answer: bytes) -> bool:
 
 
 def mismatch(answer: bytes, encrypted: bool) -> Problem | None:
-    """Return the problem if the server's answer shows that only one side speaks TLS."""
+    """Return the problem if the server's answer shows that only one side uses TLS."""
     if not encrypted and speaks_tls(answer):
         return Problem.SERVER_WANTS_TLS
     if encrypted and not speaks_tls(answer) and speaks_clear(answer):

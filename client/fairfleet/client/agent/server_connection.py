@@ -119,7 +119,7 @@ class ServerConnection:
         """End the session and close the connection for good."""
         if self.joined.session:
             with self._access.channel() as channel:  # a new one, since `stop` closed the other
-                self._say_goodbye(FleetStub(channel), reason)
+                self._send_leave(FleetStub(channel), reason)
         self._channel.close()
 
     def disconnect(self, reason: str) -> None:
@@ -127,7 +127,7 @@ class ServerConnection:
         with self._join_lock:  # from now on the heartbeat's thread cannot join any more
             self._is_disconnected = True
         if session := self.joined.session:
-            self._say_goodbye(self._stub, reason)
+            self._send_leave(self._stub, reason)
             self._forget(session)
         self._channel.close()
 
@@ -137,7 +137,7 @@ class ServerConnection:
             self._connect()
             self._is_disconnected = False
 
-    def _say_goodbye(self, stub: FleetStub, reason: str) -> None:
+    def _send_leave(self, stub: FleetStub, reason: str) -> None:
         """Send Leave once; a server that is gone does not need it."""
         try:
             stub.Leave(pb.LeaveRequest(session=self.joined.session, reason=reason), timeout=2)

@@ -1,7 +1,7 @@
 """Values that a client keeps on its disk from one update to the next.
 
 The values of an update in progress are *pending*. One rename puts them in place when the server's
-receipt says that exactly this update counts. Until then, and for ever if it does not count, the
+receipt says that exactly this update counts. Until then, and permanently if it does not count, the
 earlier values stay. So nothing is lost and nothing is applied twice, wherever the client is
 killed. The files are not fsynced; a damaged file is treated as missing.
 """

@@ -31,7 +31,7 @@ Mark = tuple[int, int, int]
 HANDSHAKES = {
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not of this credential's CA, "
     "or is not valid now",
-    "WRONG_VERSION_NUMBER": "the server there speaks clear text, not TLS",
+    "WRONG_VERSION_NUMBER": "the server there does not use TLS",
     "Hostname Verification Check failed": "the server's certificate is for another host name",
 }
 
@@ -120,7 +120,7 @@ def handshake_words(details: str, encrypted: bool) -> str:
     """Return the cause of a failed connection in plain words, or "" if gRPC gives no cause.
 
     >>> handshake_words("… SSL_ERROR_SSL: error:100000f7: WRONG_VERSION_NUMBER: Invalid", True)
-    'the server there speaks clear text, not TLS'
+    'the server there does not use TLS'
     """
     for fragment, meaning in HANDSHAKES.items():
         if fragment in details:

@@ -1,6 +1,6 @@
-"""Work apart from the call that requests it: background tasks, and threads for what takes long.
+"""Background tasks, and threads for slow work.
 
-`BackgroundTasks` runs coroutines that must not get lost. An error of the server itself (a full
+`BackgroundTasks` runs coroutines that must not be lost. An error of the server itself (a full
 disk, a bug) in any of them ends the server; the state directory stays as it is. `Executors` has
 the threads, so that the event loop only moves messages.
 """

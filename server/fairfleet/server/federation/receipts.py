@@ -13,7 +13,7 @@ from fairfleet.server.federation.round_runner import RoundRunner
 from fairfleet.server.rounds.state_machine import Phase
 from fairfleet.server.transfer.upload import AnnouncedUpdate
 
-IN_HISTORY = "it came too late for its round, and stands for its client in later ones"
+IN_HISTORY = "it arrived too late for its round; the history uses it in later rounds"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Receipt:
     counted: bool
     durable: bool
     reason: str = ""  # why it does not count
-    in_history: bool = False  # too late for its round; it stands for its client in later ones
+    in_history: bool = False  # too late for its round; the history uses it
 
 
 class Receipts:
@@ -44,8 +44,8 @@ class Receipts:
             return receipt
         raise AnotherUpdateCounts(
             f"client {announced.client} has the receipt of another update for round "
-            f"{announced.round}: {receipt.digest.hex()[:16]}… stands, "
-            f"{announced.digest.hex()[:16]}… is not taken. Drop it and ask for the next task.",
+            f"{announced.round}: {receipt.digest.hex()[:16]}… counts, "
+            f"{announced.digest.hex()[:16]}… is refused. Discard it and request the next task.",
             digest=receipt.digest,
         )
 
@@ -54,7 +54,7 @@ class Receipts:
         if receipt := await self.own(announced):
             return receipt
         raise TryLater(
-            f"round {announced.round} went on while the update of {announced.client} came in; "
+            f"round {announced.round} continued while the update of {announced.client} came in; "
             "open it again"
         )
 
@@ -105,5 +105,5 @@ class Receipts:
             )
         if self._runner.committer.wants_late(client, number):
             return None
-        reason = f"round {number} went on without {client}; its update came too late"
+        reason = f"round {number} continued without {client}; its update came too late"
         return Receipt(number, b"", counted=False, durable=True, reason=reason)

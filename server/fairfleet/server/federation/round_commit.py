@@ -188,7 +188,7 @@ class RoundCommits:
         for update in quarantined:
             self.quarantine_notices[update.client] = update
             log.warning(
-                "round %d goes on without the update of %s: %s",
+                "round %d continues without the update of %s: %s",
                 update.round,
                 update.client,
                 update.reason,

@@ -88,5 +88,5 @@ async def _stored_round(runner: RoundRunner) -> Round:
         writes = [runner.store.withdrawal_write(client, stored.number) for client in withdrawn]
         await runner.executors.in_database(runner.store.record, facts, stored, *writes)
         names = short(", ".join(removed), 200)
-        log.warning("round %d goes on without revoked clients: %s", stored.number, names)
+        log.warning("round %d continues without revoked clients: %s", stored.number, names)
     return stored

@@ -233,7 +233,7 @@ class RoundRunner:
         return self.round.phase is not Phase.FINISHED and self.wants_late(client, number)
 
     def wants_late(self, client: str, number: int) -> bool:
-        """Return whether the history would keep an update that its round went on without."""
+        """Return whether the history would keep an update that its round continued without."""
         is_late = number < self.round.number or self.round.phase in PAST_TRAINING
         ahead = int(number == self.round.number)  # commits until the update is late
         return (

@@ -82,7 +82,7 @@ class Scheduler:
         self._remember(client, round_number, seconds)
 
     def cut_off(self, client: str, round_number: int, asked_at: float, now: float) -> None:
-        """Record that the round went on without a client that trains for longer than this."""
+        """Record that the round continued without a client that trains for longer than this."""
         pace = self._paces[client] = self._paces.get(client, TrainingDuration(0.0)).cut_off(
             now - asked_at
         )

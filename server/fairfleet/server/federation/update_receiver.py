@@ -114,7 +114,7 @@ class UpdateReceiver:
         upload.may_hold_residual = self._runner.committer.has_participated(announced.client)
         await self._run_inline_or_in_worker(upload.opens_at_once, upload.reopen)
         if not self._registry.holds(upload):
-            # An earlier stream completed it, or the round went on without it.
+            # An earlier stream completed it, or the round continued without it.
             return await self._receipts.own_or_retry(announced)
         self._registry.opened(upload)
         return upload
@@ -139,7 +139,7 @@ class UpdateReceiver:
         except StateDirError as error:
             bases.lose(client, announced.base)
             raise WrongState(
-                f"the update of {client} cannot be read: {error} Ask for a new task."
+                f"the update of {client} cannot be read: {error} Request a new task."
             ) from error
 
     async def _check_model(self, client: str, number: int, model_digest: bytes) -> None:
@@ -154,7 +154,7 @@ class UpdateReceiver:
         if model_digest != trained:
             raise WrongState(
                 f"the update of {client} was computed on model {model_digest.hex()[:16]}…; "
-                f"round {number} trains {(trained or b'').hex()[:16]}…. Ask for a new task."
+                f"round {number} trains {(trained or b'').hex()[:16]}…. Request a new task."
             )
 
     async def _was_selected(self, client: str, number: int) -> bool:
@@ -255,7 +255,7 @@ class UpdateReceiver:
         async with self._late_lock:
             if not self._registry.holds(upload) or client in self._runner.revoked:
                 raise WrongState(
-                    f"the late update of {client} is no longer wanted; ask for a new task"
+                    f"the late update of {client} is no longer wanted; request a new task"
                 )
             if self._runner.committer.wants_late(client, number):
                 await self._remember_late(upload)

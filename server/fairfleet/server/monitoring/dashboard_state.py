@@ -158,7 +158,7 @@ class DashboardState:
         self._ask(clients, "training")
         for client in clients:
             row = self._clients[client]
-            if row.asked_round != round_number:  # after a restart the same clients are asked again
+            if row.asked_round != round_number:  # a restart selects the same clients again
                 row.asked, row.asked_round = row.asked + 1, round_number
 
     def _ask(self, clients: Iterable[str], state: str) -> None:

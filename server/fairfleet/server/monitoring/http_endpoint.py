@@ -1,7 +1,7 @@
 """An HTTP server for pages and server-sent events: threads speak HTTP, the event loop answers.
 
 Every request passes through one async function that runs on the server's event loop. So an answer
-proves that the loop still turns, and pages need no locks. Each connection has a thread of its own,
+proves that the loop still runs, and pages need no locks. Each connection has a thread of its own,
 so a slow reader delays nobody. To check callers, wrap the function: `http_hosts`, `http_token`.
 
 The server is written on `http.server` because asyncio libraries need more memory and lack most of

@@ -117,7 +117,7 @@ class Metrics(Collector):
                 self._evaluation_began = event.unix_seconds
             case "evaluation_finished" if self._evaluation_began is not None:
                 self._phase("evaluating", event.unix_seconds - self._evaluation_began)
-                self._evaluation_began = None  # the next evaluation may ask no client
+                self._evaluation_began = None  # the next evaluation may select no client
 
     def committed(self, record: pb.RoundRecord, step: StepTaken) -> None:
         """Count a committed round, and show its figures."""

@@ -29,7 +29,7 @@ class RecordedHistory:
     records: tuple[RoundRecord, ...] = ()  # of the newest rounds, oldest first
     # By client: its number of updates, and the newest round that has one.
     updates: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # By client: how often it was asked to train, and the round of the last time.
+    # By client: how often it was selected to train, and the round of the last time.
     asked: dict[str, tuple[int, int]] = field(default_factory=dict)
     heard: dict[str, float] = field(default_factory=dict)  # by client: when it last called
     revoked: frozenset[str] = frozenset()

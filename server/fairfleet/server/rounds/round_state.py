@@ -61,7 +61,7 @@ class Round:
     asked: Clients = NOBODY  # owe an update, a trial of the step, or an evaluation
     received: Clients = NOBODY  # whose update is stored
     lost: Clients = NOBODY  # selected in this round, then gone
-    late: Clients = NOBODY  # asked or lost, and owed an update when a deadline passed
+    late: Clients = NOBODY  # selected or lost, and owed an update when a deadline passed
     retried: Clients = NOBODY  # selected a second time in this round, after they were lost
     gave_up: Clients = NOBODY  # lost, and not selected again in this round
     # Lost, because enough others delivered before they did and before any deadline.

@@ -37,7 +37,7 @@ def check_protocol(request: pb.JoinRequest) -> None:
 
 
 def description_in(request: pb.JoinRequest) -> ClientDescription:
-    """Return what a client says of itself. Everything in it is limited in size."""
+    """Return what a client reports about itself. Everything in it is limited in size."""
     check_name(request.client, "client name", BadRequest)
     _check_instance(request.instance)
     _check_codecs(request.codecs)
@@ -125,7 +125,7 @@ def check_task(client: str, request: pb.HeartbeatRequest) -> None:
     if request.task and not is_task_of(client, request.task):
         raise BadRequest(
             f"task {short(request.task)!r} is none of client {client}; "
-            "send the id of a task from NextTask as it came"
+            "send the id of a task from NextTask unchanged"
         )
     if request.failure and not request.task:
         raise BadRequest("failure is set, but task is empty; name the task that failed")

@@ -130,7 +130,7 @@ class FleetService:
             progress = (0, 0, 0.0)
         if self._clients.progress(request.session, request.task, *progress):
             return pb.HeartbeatResponse()
-        reason = "the round went on without it" if request.task else "no task was named"
+        reason = "the round continued without it" if request.task else "no task was named"
         return pb.HeartbeatResponse(abandon=True, reason=reason)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:

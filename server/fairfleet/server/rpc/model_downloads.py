@@ -59,7 +59,7 @@ class ModelDownloads:
             )
         raise NotKept(
             f"{'the change to ' * request.change}version {request.version} is not published; the "
-            f"newest is {newest.version}. Ask for the next task."
+            f"newest is {newest.version}. Request the next task."
         )
 
     def _changes(self) -> list[PublishedModel]:

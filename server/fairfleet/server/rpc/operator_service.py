@@ -161,7 +161,7 @@ class OperatorService:
             first = entries[-1].sequence + 1
 
     async def Revoke(self, request: pb.RevokeRequest, context: Context) -> pb.RevokeResponse:
-        """Shut out a client or an operator for good."""
+        """Exclude a client or an operator permanently."""
         name = check_name(request.client, "the name to revoke", BadRequest)
         reason = short(request.reason, MAX_REASON_CHARS)
         if request.operator:

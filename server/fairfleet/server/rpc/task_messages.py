@@ -75,7 +75,7 @@ class TaskMessages:
     ) -> pb.VerifyTask:
         proposal = self._coordinator.state.proposal
         if proposal is None:
-            raise TryLater("the step was just taken; ask again")
+            raise TryLater("the step was decided just now; request the task again")
         return pb.VerifyTask(
             id=assignment.id,
             model=model,

@@ -1,4 +1,4 @@
-"""What the database says of each client: losses, updates, selections, and its last message."""
+"""What the database holds about each client: losses, updates, selections, and its last message."""
 
 from __future__ import annotations
 

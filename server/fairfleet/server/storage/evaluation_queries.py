@@ -93,7 +93,7 @@ def newest_evaluations(store: ReadableStore) -> dict[str, tuple[int, Evaluation]
 
 
 def was_asked(store: ReadableStore, version: int, client: str) -> bool:
-    """Return whether a client was asked to evaluate a version, and its answer is recorded."""
+    """Return whether a client was selected to evaluate a version, and its answer is recorded."""
     query = sa.select(evaluations.c.client).where(
         evaluations.c.version == version,
         evaluations.c.client == client,
