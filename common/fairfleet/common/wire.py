@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from pydantic import ValidationError
 
 from fairfleet.common.errors import BadReport, BadRequest, short
+from fairfleet.common.features import SPOKEN
 from fairfleet.common.privacy import PrivacyTerms, ReportTerms
 from fairfleet.common.reports import MAX_LOSS, Evaluation, TrainReport
 from fairfleet.common.tensors import Section, Signature, TensorSpec
@@ -20,7 +21,7 @@ from fairfleet.common.training_plan import LossMeasurement, LossPlan, Plan
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1 import model_pb2
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = SPOKEN.newest
 MAX_DIMENSIONS = 64  # the limit of numpy
 MOST_HALVINGS = 64  # of a step that clients evaluate
 MAX_MISTAKES_SHOWN = 5

@@ -30,7 +30,7 @@ from fairfleet.server.aggregation.admission import AdmissionSettings
 from fairfleet.server.aggregation.diagnostics import DiagnosticsSetting
 from fairfleet.server.aggregation.history import HistorySettings
 from fairfleet.server.privacy.settings import PrivacySettings, refusal
-from fairfleet.server.rounds.selection import Selection
+from fairfleet.server.rounds.round_settings import RoundSettings
 from fairfleet.server.rounds.state_machine import Policy
 from fairfleet.server.rounds.stopping import StopConditions
 from fairfleet.server.rounds.verification import Fallback, VerificationPolicy
@@ -46,48 +46,6 @@ class SettingsSection(BaseModel):
     """A group of settings; an unknown name in it is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RoundSettings(SettingsSection):
-    """How clients are selected for a round, and when the round ends."""
-
-    minimum_clients: PositiveInt = Field(
-        default=2, description="minimum number of connected clients to start a round"
-    )
-    clients: NonNegativeInt = Field(default=0, description="clients selected per round; 0: all")
-    selection: Selection = Field(
-        default="uniform", description="how clients are selected, if not all are"
-    )
-    over_selection: float = Field(
-        default=1.0, ge=1, description="select this many times more clients, use the first updates"
-    )
-    quorum: float = Field(
-        default=0.8, gt=0, le=1, description="share of updates that suffices at the deadline"
-    )
-    tolerate_missing: NonNegativeInt | None = Field(
-        default=None,
-        description="instead of quorum: number of updates that may be missing at the deadline",
-    )
-    deadline: Literal["fixed", "adaptive"] = Field(
-        default="fixed",
-        description="adaptive: derived from past training times, at most deadline_seconds",
-    )
-    deadline_seconds: PositiveFloat = 600.0
-    shortest_deadline_seconds: PositiveFloat = 10.0
-    deadline_factor: float = Field(
-        default=3.0, ge=1, description="adaptive: multiple of the time within which 9 of 10 finish"
-    )
-    longest_wait_seconds: PositiveFloat | None = Field(
-        default=None,
-        description="stop after too few clients for this long; default: wait indefinitely",
-    )
-    evaluate_every: NonNegativeInt = Field(
-        default=10, description="rounds between evaluations; the last is evaluated too; 0: never"
-    )
-    evaluation_clients: NonNegativeInt = Field(
-        default=0, description="clients drawn at random per evaluation; 0: all"
-    )
-    evaluation_deadline_seconds: PositiveFloat = 120.0
 
 
 class VerificationSettings(SettingsSection):

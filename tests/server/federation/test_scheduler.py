@@ -53,7 +53,7 @@ def test_no_client_is_selected_while_the_fleet_is_too_small_paused_or_finished(
 ) -> None:
     picky = scheduler(store, clients=2, minimum_clients=3)
     assert picky.choose(Round(0), sessions(2)) is None
-    assert "waiting for 1 more clients: 2 of at least 3" in picky.too_few(2)
+    assert "waiting for 1 more clients: 2 of at least 3" in picky.too_few(sessions(2))
     assert picky.choose(Round(0, paused=True), sessions(5)) is None
     assert picky.choose(Round(0, received=frozenset({"c0", "c1"})), sessions(5)) is None
 

@@ -16,11 +16,11 @@ EVALUATING = Round(4, Phase.EVALUATING, asked=frozenset({"ann", "bob"}))
 
 
 def missing(
-    before: Round, event: state_machine.Event, *without_test_data: str
+    before: Round, event: state_machine.Event, *unable: tuple[str, str]
 ) -> list[tuple[int, str, str]]:
     """Return the clients without a result after one event, as plain tuples."""
     after, _ = state_machine.step(before, event, POLICY)
-    evaluations = missing_evaluations([(before, event, after)], lambda: without_test_data)
+    evaluations = missing_evaluations([(before, event, after)], lambda: unable)
     return [tuple(evaluation) for evaluation in evaluations]
 
 
@@ -37,9 +37,9 @@ def test_clients_that_are_gone_or_revoked_are_recorded_once() -> None:
     assert missing(EVALUATING, state_machine.ClientLost("dan")) == []
 
 
-def test_clients_without_test_data_are_recorded_when_the_others_are_selected() -> None:
+def test_clients_that_cannot_evaluate_are_recorded_when_the_others_are_selected() -> None:
     fresh, chosen = Round(4, Phase.EVALUATING), state_machine.ClientsChosen(frozenset({"ann"}))
-    assert missing(fresh, chosen, "dan") == [(4, "dan", NO_TEST_DATA)]
+    assert missing(fresh, chosen, ("dan", NO_TEST_DATA)) == [(4, "dan", NO_TEST_DATA)]
 
 
 def test_nobody_is_recorded_after_an_answer_or_while_a_round_trains() -> None:

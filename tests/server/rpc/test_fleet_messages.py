@@ -13,9 +13,9 @@ from fairfleet.server.rpc.fleet_messages import (
     MAX_TEXT_CHARS,
     announced_update,
     announcement_in,
-    check_protocol,
     description_in,
     evaluation_in,
+    spoken_version,
     upload_token,
 )
 
@@ -46,6 +46,7 @@ def test_the_device_of_a_client_is_shortened() -> None:
         ({"instance": "i" * (MAX_TEXT_CHARS + 1)}, "instance has 65 characters"),
         ({"codecs": ["raw32"] * (MAX_CODECS + 1)}, "found 65 codecs"),
         ({"codecs": ["c" * (MAX_TEXT_CHARS + 1)]}, "found 1 codecs"),
+        ({"features": ["counts"] * (MAX_CODECS + 1)}, "found 65 features"),
     ],
 )
 def test_the_stored_text_of_a_session_is_limited(fields: dict[str, object], message: str) -> None:
@@ -53,10 +54,29 @@ def test_the_stored_text_of_a_session_is_limited(fields: dict[str, object], mess
         description_in(joining(**fields))
 
 
-def test_another_protocol_version_is_refused() -> None:
-    check_protocol(joining())
-    with pytest.raises(WrongState, match="speaks protocol version 99"):
-        check_protocol(pb.JoinRequest(client="ann", protocol_version=99))
+def test_the_newest_common_protocol_version_is_chosen() -> None:
+    assert spoken_version(joining()) == wire.PROTOCOL_VERSION
+    assert spoken_version(pb.JoinRequest(protocol_version=99, oldest_protocol_version=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest", "message"),
+    [
+        (0, 99, "version 99; this server speaks 1. Upgrade the server"),
+        (50, 99, "version 50 to 99; this server speaks 1. Upgrade the server"),
+        (0, 0, "version 0; this server speaks 1. Upgrade the client"),
+    ],
+)
+def test_a_client_without_a_common_protocol_version_is_refused(
+    oldest: int, newest: int, message: str
+) -> None:
+    with pytest.raises(WrongState, match=message):
+        spoken_version(pb.JoinRequest(protocol_version=newest, oldest_protocol_version=oldest))
+
+
+def test_a_reversed_range_of_versions_is_refused() -> None:
+    with pytest.raises(BadRequest, match="oldest_protocol_version is 3, above protocol_version 2"):
+        spoken_version(pb.JoinRequest(protocol_version=2, oldest_protocol_version=3))
 
 
 def test_an_announcement_without_report_or_size_is_refused() -> None:

@@ -26,6 +26,7 @@ from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common import wire
 from fairfleet.common.codecs import ABILITIES
 from fairfleet.common.errors import BadRequest, NotKept, TaskFailed, UsageError, WrongState
+from fairfleet.common.features import CLIENT_FEATURES, SPOKEN, software, unknown_to_client
 from fairfleet.common.net.server_access import ServerAccess
 from fairfleet.common.privacy import PrivacyTerms, SystemNoise, protected_evaluation, shortfall
 from fairfleet.common.reports import Evaluation
@@ -104,6 +105,10 @@ class Agent:
         match response.WhichOneof("task"):
             case "train" | "verify" | "evaluate" if self._availability.blocked_reason:
                 return  # The conditions changed during the poll, and this client leaves next.
+            case "train" | "verify" | "evaluate" as kind if unknown := unknown_to_client(
+                getattr(response, kind).required_features
+            ):
+                self._decline(response, unknown)
             case "train":
                 self._log_quarantine(response.quarantined)
                 self._require_noise(response.train.privacy)
@@ -116,6 +121,21 @@ class Agent:
                 self._evaluate(response.evaluate)
             case _:
                 self._connection.wait(response.wait.retry_after_seconds)
+
+    def _decline(self, response: pb.NextTaskResponse, unknown: list[str]) -> None:
+        """Refuse a task that requires features which this client does not have."""
+        failure = (
+            f"this client ({software()}) lacks {', '.join(unknown)}; install a newer fairfleet"
+        )[:MAX_MESSAGE_CHARS]
+        log.error("a task was declined: %s", failure)
+        match response.WhichOneof("task"):
+            case "verify":
+                self._report_verification(response.verify, [], failure)
+            case "evaluate":
+                version = response.evaluate.model.version
+                self._connection.report_evaluation(version=version, failure=failure)
+            case _:
+                self._connection.heartbeat(task=response.train.id, failure=failure)
 
     def _log_quarantine(self, update: pb.QuarantinedUpdate) -> None:
         """Log once that an earlier update was left out of its round."""
@@ -317,7 +337,10 @@ def _join_request(name: str, task: Task, signature: Signature) -> pb.JoinRequest
     return pb.JoinRequest(
         client=name,
         instance=secrets.token_hex(8),
-        protocol_version=wire.PROTOCOL_VERSION,
+        protocol_version=SPOKEN.newest,
+        oldest_protocol_version=SPOKEN.oldest,
+        features=CLIENT_FEATURES,
+        software=software(),
         codecs=list(ABILITIES),
         device=task.device,
         train_samples=task.train_samples,

@@ -28,6 +28,7 @@ from fairfleet.client.agent.connection_probe import probe
 from fairfleet.client.agent.counters import ClientCounters
 from fairfleet.common.cli.durations import format_duration
 from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
+from fairfleet.common.features import check_spoken
 from fairfleet.common.net.channel_options import CLIENT_OPTIONS
 from fairfleet.common.net.server_access import ServerAccess, handshake_words
 from fairfleet.common.wire import ANNOUNCED_METADATA, TASK_METADATA, UPLOAD_METADATA
@@ -383,9 +384,11 @@ class ServerConnection:
             if self._is_disconnected:
                 raise Stopped
             if not self.joined.session:
-                self.joined = self._stub.Join(
+                joined = self._stub.Join(
                     self._join_request, timeout=CALL_SECONDS, wait_for_ready=self._failures > 0
                 )
+                check_spoken(self.address, joined.protocol_version)
+                self.joined = joined
                 # With the fence, a process that joins as this client later counts as newer,
                 # however often the connection or the server fails in between.
                 self._join_request.since = self._join_request.since or self.joined.fence

@@ -19,12 +19,10 @@ from rich.table import Table
 
 from fairfleet.client.cli.observe import connect
 from fairfleet.client.cli.options import CredentialsFile, Insecure, Json, Server
+from fairfleet.client.operator import client_table
 from fairfleet.proto.v1 import operator_pb2 as pb
 
 REASON_HELP = "Reason, for the records."
-STATES = {
-    number: name.removeprefix("CLIENT_STATE_").lower() for name, number in pb.ClientState.items()
-}
 NOTHING = "-"  # A column with nothing else is left out: there are many, and screens are narrow.
 STEP_COLUMNS = ("conflicts", "promised", "improved", "step", "admission", "fallback")
 ROUND_COLUMNS = (
@@ -37,7 +35,6 @@ ROUND_COLUMNS = (
     "received",
     *STEP_COLUMNS,
 )
-CLIENT_COLUMNS = ("state", "device", "samples", "updates", "last", "accuracy", "loss", "version")
 
 
 def pause(
@@ -156,7 +153,8 @@ def clients(
 ) -> None:
     """List all clients of the federation, lowest accuracy first.
 
-    Each client has its state, its contribution to the model, and its accuracy and loss.
+    Each client has its state, its software, its contribution to the model, and its accuracy and
+    loss. Below are the versions of the software in use, and the clients that cannot be selected.
 
     Examples:
 
@@ -165,16 +163,20 @@ def clients(
       fairfleet clients --json | jq 'select(.state == "gone") | .client'
     """
     with connect(server, credentials, insecure) as connection:
-        records = sorted(connection.clients(), key=_by_accuracy)
+        records = sorted(connection.clients(), key=client_table.by_accuracy)
+        server_software = connection.status().software
     if as_json:
         for record in records:
             fields = MessageToDict(record, preserving_proto_field_name=True)
-            print(json.dumps({**fields, "state": STATES[record.state]}))
+            print(json.dumps({**fields, "state": client_table.STATES[record.state]}))
         return
-    table = _table("client", *CLIENT_COLUMNS)
+    table = _table("client", *client_table.COLUMNS)
     for record in records:
-        table.add_row(record.client, *_client_cells(record))
-    Console(highlight=False).print(table)
+        table.add_row(record.client, *client_table.cells(record))
+    console = Console(highlight=False)
+    console.print(table)
+    for remark in client_table.remarks(records, server_software):
+        console.print(remark, soft_wrap=True, markup=False)
 
 
 def _table(*headings: str) -> Table:
@@ -287,24 +289,3 @@ def _message_fields(message: Message) -> dict[str, Any]:
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     return {key: int(value) if key.startswith("round_") else value for key, value in fields.items()}
-
-
-def _by_accuracy(record: pb.ClientRecord) -> tuple[bool, float, str]:
-    is_evaluated = record.HasField("evaluation") and record.evaluation.HasField("accuracy")
-    return (not is_evaluated, record.evaluation.accuracy, record.client)
-
-
-def _client_cells(record: pb.ClientRecord) -> list[str]:
-    evaluation = record.evaluation if record.HasField("evaluation") else None
-    return [
-        STATES[record.state],
-        record.device or "-",
-        str(record.train_samples or "-"),
-        str(record.updates_counted),
-        str(record.last_counted_round) if record.HasField("last_counted_round") else "-",
-        f"{100 * evaluation.accuracy:.1f} %"
-        if evaluation and evaluation.HasField("accuracy")
-        else "-",
-        f"{evaluation.loss:.4f}" if evaluation else "-",
-        str(record.evaluated_version) if record.HasField("evaluated_version") else "-",
-    ]

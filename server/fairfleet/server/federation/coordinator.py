@@ -8,9 +8,10 @@ aggregation, the disk) runs in threads.
 from __future__ import annotations
 
 from fairfleet.server.aggregation.report_requirements import ReportRequirements
+from fairfleet.server.federation.clients.client_book import ClientBook
 from fairfleet.server.federation.clients.client_requests import ClientRequests
 from fairfleet.server.federation.clients.departures import Departures, FleetWatch
-from fairfleet.server.federation.clients.sessions import Sessions
+from fairfleet.server.federation.clients.sessions import SUPERSEDED_REMEMBERED, Sessions
 from fairfleet.server.federation.federation_state import FederationState
 from fairfleet.server.federation.operator_control import OperatorControl
 from fairfleet.server.federation.operators.effective_settings import settings_digest
@@ -56,8 +57,14 @@ class Coordinator:
         runner.perform = self._actions.perform
         departures = Departures(runner)
         self.update_receiver = UpdateReceiver(runner)
+        self._book = ClientBook(
+            store,
+            runner.background,
+            runner.executors,
+            settings.limits.clients + SUPERSEDED_REMEMBERED,
+        )
         self.clients = ClientRequests(
-            runner, self._commits, departures, self.request_limits, self.calls
+            runner, self._commits, departures, self.request_limits, self.calls, self._book
         )
         self.operators = OperatorControl(runner, departures, self.calls)
         self.state = FederationState(
@@ -67,6 +74,7 @@ class Coordinator:
             self.recipe,
             self.update_receiver.traffic,
             self.request_limits,
+            self._book,
         )
         self._watch = FleetWatch(
             runner, departures, settings.lease_seconds, settings.round.longest_wait_seconds
@@ -85,6 +93,7 @@ class Coordinator:
         await runner.executors.in_database(record_changed_settings, runner.store, self.settings)
         clients = await runner.executors.in_database(known_clients, runner.store)
         self.request_limits.known.recall(clients)
+        await self._book.open()
         updates, actions = await open_round(runner, self.settings, self.recipe)
         await self._commits.open(runner.round.number)
         await self.update_receiver.restore(updates)

@@ -12,6 +12,7 @@ from fairfleet.common.tensors import Signature
 from fairfleet.proto.v1.operator_pb2 import Event
 from fairfleet.server.aggregation.conflict_map import ConflictMap
 from fairfleet.server.federation.background import loop_time
+from fairfleet.server.federation.clients.client_book import ClientBook
 from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.federation.round_commit import RoundCommits
 from fairfleet.server.federation.round_runner import RoundRunner
@@ -38,8 +39,10 @@ class FederationState:
         recipe: Recipe,
         traffic: TrafficCounters,
         limits: RequestLimits,
+        book: ClientBook,
     ) -> None:
-        self.settings, self.recipe, self.traffic = settings, recipe, traffic
+        self.settings, self.recipe, self.traffic, self.book = settings, recipe, traffic, book
+        self.federation_id = runner.store.federation_id
         self.signature: Signature = runner.store.signature()
         self._runner, self._commits, self._limits = runner, commits, limits
         self._started = loop_time()
@@ -144,4 +147,12 @@ class FederationState:
 
     def missing_clients(self) -> int:
         """Return how many more clients must connect before a round can begin."""
-        return self._runner.scheduler.missing_clients(self.round, self.connected)
+        return self._runner.scheduler.missing_clients(self.round, self.sessions())
+
+    def missing_features(self, session: Session) -> list[str]:
+        """Return the features that the federation's tasks require and this client lacks."""
+        return self._runner.requirements.missing(session.member)
+
+    def not_selected_because(self, session: Session) -> str:
+        """Return why a connected client is not selected for some tasks; empty if it can be."""
+        return self._runner.requirements.obstacle(session.member)

@@ -190,7 +190,9 @@ class RoundActions:
         async with runner.lock:
             verification = runner.verification = StepVerification(proposal, answers)
             codec = runner.committer.downlink.codec
-            clients = verification.to_ask(verification.participants, runner.sessions, codec)
+            clients = verification.to_ask(
+                verification.participants, runner.sessions, codec, runner.requirements
+            )
             await runner.apply(state_machine.StepProposed(clients))
 
     async def _take_step(self) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.background import BackgroundTasks, Executors, loop_time
 from fairfleet.server.federation.clients.assignments import Assignments
+from fairfleet.server.federation.clients.feature_requirements import required_features
 from fairfleet.server.federation.clients.sessions import Sessions
 from fairfleet.server.federation.event_stream import EventStream
 from fairfleet.server.federation.model_committer import ModelCommitter
@@ -26,10 +27,10 @@ from fairfleet.server.privacy import accountant
 from fairfleet.server.privacy.accountant import SampledRelease
 from fairfleet.server.privacy.budget import PrivacyBudget
 from fairfleet.server.rounds import state_machine
-from fairfleet.server.rounds.missing_evaluations import missing_evaluations
+from fairfleet.server.rounds.missing_evaluations import NO_TEST_DATA, missing_evaluations
 from fairfleet.server.rounds.state_machine import Phase, Round
 from fairfleet.server.rules import Recipe
-from fairfleet.server.settings import ServerSettings
+from fairfleet.server.settings import ServerSettings, plan_for_rule
 from fairfleet.server.storage.evaluation_queries import evaluation_write
 from fairfleet.server.storage.queries import Write
 from fairfleet.server.storage.store import Fact, Store
@@ -72,7 +73,11 @@ class RoundRunner:
     ) -> None:
         self.store, self.policy, self.sessions = store, settings.policy(), sessions
         self.events, self.background, self.executors = EventStream(), BackgroundTasks(), Executors()
-        self.scheduler, self.assignments = Scheduler(settings, store), Assignments(sessions)
+        self.requirements = required_features(
+            plan_for_rule(settings.plan, recipe), always=settings.round.required_features
+        )
+        self.scheduler = Scheduler(settings, store, self.requirements)
+        self.assignments = Assignments(sessions)
         self.training_times = TrainingTimes(loop_time())
         self.upload_registry = UploadRegistry(
             store,
@@ -126,7 +131,7 @@ class RoundRunner:
         the state in memory, before the actions are performed.
         """
         decision = await self._decide(events)
-        missing = missing_evaluations(decision.facts, self.sessions.without_test_data)
+        missing = missing_evaluations(decision.facts, self._unable_to_evaluate)
         writes = [
             *writes,
             *(evaluation_write(version, client, None, why) for version, client, why in missing),
@@ -164,9 +169,18 @@ class RoundRunner:
         sessions = self.sessions.all()
         if round_.phase is Phase.WAITING and not round_.asked and not round_.received:
             reason = self.scheduler.reason_to_end(time.time())
-            if reason := reason or await self._exhausted_budget(len(sessions)):
+            able = len(self.scheduler.able_to_train(sessions))
+            if reason := reason or await self._exhausted_budget(able):
                 return state_machine.StopRequested(reason)
         return self.scheduler.choose(round_, sessions)
+
+    def _unable_to_evaluate(self) -> Iterator[tuple[str, str]]:
+        """Yield the connected clients that cannot be selected to evaluate, and why."""
+        for session in self.sessions.all():
+            if not session.member.test_samples:
+                yield session.client, NO_TEST_DATA
+            elif not self.requirements.allow(session.member, "evaluate"):
+                yield session.client, self.requirements.obstacle(session.member)
 
     async def _exhausted_budget(self, connected: int) -> str | None:
         """Return why the privacy budget allows no further round; None if it does."""

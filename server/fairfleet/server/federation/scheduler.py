@@ -13,6 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from fairfleet.common import fairness
+from fairfleet.server.federation.clients.feature_requirements import (
+    NO_REQUIREMENTS,
+    FeatureRequirements,
+)
 from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.rounds import deadlines, selection, state_machine
 from fairfleet.server.rounds.attendance import AttendanceBook
@@ -49,8 +53,14 @@ class TrainingTimes:
 class Scheduler:
     """What the policies know about clients and rounds, and their current results."""
 
-    def __init__(self, settings: ServerSettings, store: Store) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        store: Store,
+        requirements: FeatureRequirements = NO_REQUIREMENTS,
+    ) -> None:
         self._settings, self._ending = settings.round, settings.end.ending()
+        self._requirements = requirements
         self._seed = settings.seed
         self._verification_seconds = settings.trying.deadline_seconds
         self._past = past_candidates(store)
@@ -132,16 +142,13 @@ class Scheduler:
         # An evaluation needs no minimum number of clients.
         if round_.phase is Phase.EVALUATING and not round_.asked and sessions:
             return state_machine.ClientsChosen(self._evaluators(round_, sessions))
-        if (
-            round_.phase is not Phase.WAITING
-            or round_.paused
-            or len(sessions) < self._settings.minimum_clients
-        ):
+        if round_.phase is not Phase.WAITING or round_.paused:
+            return None
+        able = self.able_to_train(sessions)
+        if len(able) < self._settings.minimum_clients:
             return None
         busy = round_.unavailable()
-        candidates = [
-            self._candidate(session) for session in sessions if session.client not in busy
-        ]
+        candidates = [self._candidate(session) for session in able if session.client not in busy]
         # Clients that were selected before and are lost are replaced by others.
         places = (
             self._settings.clients - len(round_.received)
@@ -189,18 +196,26 @@ class Scheduler:
         number, drawn, among = self._lot
         return (drawn, among) if number == round_.number and round_.attempt == 0 else (0, 0)
 
-    def missing_clients(self, round_: Round, connected: int) -> int:
-        """Return how many more clients must connect before the round can begin."""
-        waiting = round_.phase is Phase.WAITING
-        return max(0, self._settings.minimum_clients - connected) if waiting else 0
+    def able_to_train(self, sessions: Sequence[Session]) -> Sequence[Session]:
+        """Return the sessions of the clients that can be selected to train."""
+        return [
+            session for session in sessions if self._requirements.allow(session.member, "train")
+        ]
 
-    def too_few(self, connected: int) -> str:
+    def missing_clients(self, round_: Round, sessions: Sequence[Session]) -> int:
+        """Return how many more clients must connect before the round can begin."""
+        if round_.phase is not Phase.WAITING:
+            return 0
+        return max(0, self._settings.minimum_clients - len(self.able_to_train(sessions)))
+
+    def too_few(self, sessions: Sequence[Session]) -> str:
         """Return how many clients are missing, as text."""
-        needed = self._settings.minimum_clients
-        return (
-            f"waiting for {needed - connected} more clients: {connected} of at least {needed} are "
-            "connected"
+        needed, able = self._settings.minimum_clients, len(self.able_to_train(sessions))
+        shortage = (
+            f"waiting for {needed - able} more clients: {able} of at least {needed} are connected"
         )
+        unable = len(sessions) - able
+        return f"{shortage}, and {unable} that cannot be selected" if unable else shortage
 
     def _remember(self, client: str, round_number: int, seconds: float) -> None:
         self._durations[client, round_number] = seconds
@@ -210,7 +225,11 @@ class Scheduler:
             self._cut_off.pop(oldest, None)
 
     def _evaluators(self, round_: Round, sessions: Sequence[Session]) -> frozenset[str]:
-        able = [self._candidate(session) for session in sessions if session.member.test_samples]
+        able = [
+            self._candidate(session)
+            for session in sessions
+            if session.member.test_samples and self._requirements.allow(session.member, "evaluate")
+        ]
         return selection.uniform(
             able, self._settings.evaluation_clients or len(able), (self._seed, round_.number)
         )

@@ -12,6 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fairfleet.common.codecs import needs
 from fairfleet.common.errors import BadRequest
+from fairfleet.server.federation.clients.feature_requirements import (
+    NO_REQUIREMENTS,
+    FeatureRequirements,
+)
 from fairfleet.server.federation.clients.sessions import ClientDescription, Sessions
 from fairfleet.server.federation.staged_model import StepProposal
 from fairfleet.server.rounds.verification import StepVerdict, VerificationPolicy, decide, speaks
@@ -39,7 +43,13 @@ class StepVerification:
         """The digest of the step."""
         return self.proposal.publication.digest
 
-    def to_ask(self, participants: Iterable[str], sessions: Sessions, codec: str) -> frozenset[str]:
+    def to_ask(
+        self,
+        participants: Iterable[str],
+        sessions: Sessions,
+        codec: str,
+        requirements: FeatureRequirements = NO_REQUIREMENTS,
+    ) -> frozenset[str]:
         """Return the participants that may be able to try the step and have not answered.
 
         Those that are not connected may be able to. `codec` is that of the step as it is sent.
@@ -50,7 +60,8 @@ class StepVerification:
         return frozenset(
             client
             for client, session in connected.items()
-            if session is None or can_try(session.member, codec)
+            if session is None
+            or (can_try(session.member, codec) and requirements.allow(session.member, "verify"))
         )
 
     def check(self, client: str, losses: Sequence[float]) -> None:

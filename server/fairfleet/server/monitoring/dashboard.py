@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from fairfleet.common.cli.message_json import plain
+from fairfleet.common.features import software
 from fairfleet.common.tensors import Section
 from fairfleet.server.aggregation.conflict_map import ConflictMap
 from fairfleet.server.federation.federation_state import FederationState
@@ -129,12 +130,19 @@ class Dashboard:
 
     def _status(self) -> dict[str, Any]:
         federation, round_number = self._federation, self._federation.round
-        connected = {session.client for session in federation.sessions()}
+        sessions = federation.sessions()
+        connected = {session.client for session in sessions}
         self.state.compare(
             connected, federation.revoked, finished=round_number.phase is Phase.FINISHED
         )
+        for session in sessions:
+            self.state.describe(
+                session.client, session.member.software, federation.not_selected_because(session)
+            )
         return {
             "federation": federation.settings.name,
+            "federation_id": federation.federation_id,
+            "software": software(),
             "listen": federation.settings.listen,
             "rule": federation.recipe.name,
             "parameters": federation.signature.size(Section.PARAMETERS),

@@ -37,6 +37,8 @@ class ClientRow:
     state: str = "gone"
     connected: bool = False
     device: str = ""
+    software: str = ""  # name and version
+    not_selected_because: str = ""  # empty: it can be selected
     samples: int = 0  # to train on
     seen_unix: float | None = None  # when it last called
     asked: int = 0  # times selected to train
@@ -102,6 +104,12 @@ class DashboardState:
                 self.set(row.client, state="revoked", streak=0)
             elif finished and not row.connected and row.state in ("idle", *BUSY):
                 self.set(row.client, state="done")
+
+    def describe(self, client: str, software: str, not_selected_because: str) -> None:
+        """Update what is known of a client's software, if it has changed."""
+        row = self._clients.get(client)
+        if row and (row.software, row.not_selected_because) != (software, not_selected_because):
+            self.set(client, software=software, not_selected_because=not_selected_because)
 
     # ---- events --------------------------------------------------------------------------------
 

@@ -25,25 +25,25 @@ class MissingEvaluation(NamedTuple):
 
 
 def missing_evaluations(
-    facts: Iterable[tuple[Round, Event, Round]], without_test_data: Callable[[], Iterable[str]]
+    facts: Iterable[tuple[Round, Event, Round]], unable: Callable[[], Iterable[tuple[str, str]]]
 ) -> Iterator[MissingEvaluation]:
     """Return the clients that will give no result, according to these events.
 
-    `without_test_data` is called when an evaluation begins: it returns the connected clients that
-    have no test data.
+    `unable` is called when an evaluation begins: it returns the connected clients that cannot be
+    selected for it, each with the reason.
     """
     for before, event, after in facts:
         if before.phase is Phase.EVALUATING:
-            for client, reason in _without_result(before, event, after, without_test_data):
+            for client, reason in _without_result(before, event, after, unable):
                 yield MissingEvaluation(before.number, client, reason)
 
 
 def _without_result(
-    before: Round, event: Event, after: Round, without_test_data: Callable[[], Iterable[str]]
+    before: Round, event: Event, after: Round, unable: Callable[[], Iterable[tuple[str, str]]]
 ) -> list[tuple[str, str]]:
     match event:
         case state_machine.ClientsChosen():
-            return [(client, NO_TEST_DATA) for client in without_test_data()]
+            return list(unable())
         case state_machine.ClientLost(client) | state_machine.ClientRevoked(client) if (
             client in before.asked
         ):

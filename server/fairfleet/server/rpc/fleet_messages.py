@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from fairfleet.common import wire
 from fairfleet.common.errors import BadReport, BadRequest, WrongState, short
+from fairfleet.common.features import SPOKEN, VersionRange, newest_common
 from fairfleet.common.names import check_name
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import fleet_pb2 as pb
@@ -23,24 +24,37 @@ from fairfleet.server.storage.quarantine import QuarantinedUpdate
 from fairfleet.server.transfer.upload import AnnouncedUpdate
 
 MAX_TEXT_CHARS = 64  # of a text that is stored while a client is connected
-MAX_CODECS = 64
+MAX_CODECS = MAX_FEATURES = 64
 MAX_FAILURE_CHARS = 300
 
 
-def check_protocol(request: pb.JoinRequest) -> None:
-    """Refuse a client of another protocol version, with WrongState."""
-    if request.protocol_version != wire.PROTOCOL_VERSION:
-        raise WrongState(
-            f"client {short(request.client)} speaks protocol version {request.protocol_version}; "
-            f"this server speaks {wire.PROTOCOL_VERSION}. Upgrade the older side."
+def spoken_version(request: pb.JoinRequest) -> int:
+    """Return the newest protocol version that the client and this server both speak.
+
+    Raises WrongState if there is none.
+    """
+    newest = request.protocol_version
+    spoken = VersionRange(request.oldest_protocol_version or newest, newest)
+    if spoken.oldest > spoken.newest:
+        raise BadRequest(
+            f"oldest_protocol_version is {spoken.oldest}, above protocol_version {spoken.newest}"
         )
+    if (version := newest_common(SPOKEN, spoken)) is None:
+        side = "client" if spoken.newest < SPOKEN.oldest else "server"
+        raise WrongState(
+            f"client {short(request.client)} speaks protocol version {spoken}; this server "
+            f"speaks {SPOKEN}. Upgrade the {side}."
+        )
+    return version
 
 
 def description_in(request: pb.JoinRequest) -> ClientDescription:
     """Return what a client reports about itself. Everything in it is limited in size."""
+    version = spoken_version(request)
     check_name(request.client, "client name", BadRequest)
     _check_instance(request.instance)
-    _check_codecs(request.codecs)
+    _check_names(request.codecs, "codecs", MAX_CODECS)
+    _check_names(request.features, "features", MAX_FEATURES)
     return ClientDescription(
         request.client,
         request.instance,
@@ -51,6 +65,9 @@ def description_in(request: pb.JoinRequest) -> ClientDescription:
         request.verifies,
         request.since,
         request.predicts,
+        short(request.software, MAX_TEXT_CHARS),
+        frozenset(request.features),
+        version,
     )
 
 
@@ -65,10 +82,10 @@ def _check_instance(instance: str) -> None:
         )
 
 
-def _check_codecs(codecs: Collection[str]) -> None:
-    if len(codecs) > MAX_CODECS or any(len(codec) > MAX_TEXT_CHARS for codec in codecs):
+def _check_names(names: Collection[str], what: str, limit: int) -> None:
+    if len(names) > limit or any(len(name) > MAX_TEXT_CHARS for name in names):
         raise BadRequest(
-            f"found {len(codecs)} codecs; at most {MAX_CODECS} of {MAX_TEXT_CHARS} characters "
+            f"found {len(names)} {what}; at most {limit} of {MAX_TEXT_CHARS} characters "
             "each are allowed"
         )
 

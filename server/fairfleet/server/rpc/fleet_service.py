@@ -12,6 +12,7 @@ from typing import Any
 
 from fairfleet.common import wire
 from fairfleet.common.errors import BadRequest, SessionUnknown, TryLater, WrongState, short
+from fairfleet.common.features import SERVER_FEATURES
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.federation.clients.assignments import Assignment
 from fairfleet.server.federation.clients.sessions import Session
@@ -21,7 +22,6 @@ from fairfleet.server.rounds.state_machine import Phase
 from fairfleet.server.rpc.fleet_messages import (
     MAX_FAILURE_CHARS,
     announcement_in,
-    check_protocol,
     check_task,
     description_in,
     evaluation_in,
@@ -71,7 +71,6 @@ class FleetService:
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         """Open a session for a client whose model, codecs and version fit this federation."""
-        check_protocol(request)
         member = description_in(request)
         self._check_model(request)
         self._check_privacy(request)
@@ -90,6 +89,9 @@ class FleetService:
             signature=self._signature,
             privacy=self._privacy,
             brings_models=True,
+            federation_id=self._coordinator.state.federation_id,
+            protocol_version=session.member.protocol_version,
+            features=SERVER_FEATURES,
         )
 
     def _check_model(self, request: pb.JoinRequest) -> None:

@@ -14,6 +14,7 @@ from typing import BinaryIO
 from fairfleet.common import wire
 from fairfleet.common.codecs import CHUNK_BYTES
 from fairfleet.common.errors import BadRequest, NotKept, short
+from fairfleet.common.features import software
 from fairfleet.common.names import check_name
 from fairfleet.common.tensors import Section
 from fairfleet.proto.v1 import operator_pb2 as pb
@@ -73,6 +74,8 @@ class OperatorService:
             uptime_seconds=state.uptime_seconds,
             privacy=budget.status() if budget else None,
             settings_digest=coordinator.settings_digest,
+            federation_id=state.federation_id,
+            software=software(),
         )
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Event]:
@@ -104,10 +107,16 @@ class OperatorService:
         evaluations = await asyncio.to_thread(newest_evaluations, self._store)
         revoked = await asyncio.to_thread(self._store.revoked)
         sessions = {session.client: session for session in self._coordinator.state.sessions()}
-        for client in sorted(counts.keys() | evaluations.keys() | revoked.keys() | sessions.keys()):
+        state, book = self._coordinator.state, self._coordinator.state.book
+        recorded = counts.keys() | evaluations.keys() | revoked.keys()
+        for client in sorted(recorded | sessions.keys() | set(book.clients())):
             record = pb.ClientRecord(client=client, state=self._state(client, client in revoked))
+            record.software, features = book.software_of(client)
+            record.features.extend(features)
             if session := sessions.get(client):
                 _add_session(record, session)
+                record.missing_features.extend(state.missing_features(session))
+                record.not_selected_because = state.not_selected_because(session)
             if client in counts:
                 record.updates_counted, record.last_counted_round = counts[client]
             if client in evaluations:

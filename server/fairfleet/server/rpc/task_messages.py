@@ -30,7 +30,11 @@ class TaskMessages:
         seconds_left = max(0.0, assignment.ends - asyncio.get_running_loop().time())
         if assignment.kind == "evaluate":
             evaluate = pb.EvaluateTask(
-                id=assignment.id, model=model, seconds_left=seconds_left, privacy=self._privacy
+                id=assignment.id,
+                model=model,
+                seconds_left=seconds_left,
+                privacy=self._privacy,
+                required_features=self._required_features(assignment),
             )
             return pb.NextTaskResponse(evaluate=evaluate)
         if assignment.kind == "verify":
@@ -62,7 +66,11 @@ class TaskMessages:
             error_feedback=coordinator.settings.compression.error_feedback,
             prediction=self._prediction(member, codec),
             privacy=self._privacy,
+            required_features=self._required_features(assignment),
         )
+
+    def _required_features(self, assignment: Assignment) -> list[str]:
+        return sorted(self._coordinator.runner.requirements.of(assignment.kind))
 
     def _prediction(self, member: ClientDescription, codec: str) -> pb.Prediction | None:
         bases = self._coordinator.clients.prediction_bases
@@ -82,6 +90,7 @@ class TaskMessages:
             step=self._change(proposal.publication),
             halvings=proposal.trials.halvings,
             seconds_left=seconds_left,
+            required_features=self._required_features(assignment),
         )
 
     def _model(self, member: ClientDescription) -> pb.ModelRef:

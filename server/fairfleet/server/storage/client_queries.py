@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
-from typing import TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from fairfleet.common.reports import TrainReport
 from fairfleet.server.rounds.attendance import AttendanceBook
 from fairfleet.server.rounds.selection import Candidate
 from fairfleet.server.rounds.serialization import event_from_json
 from fairfleet.server.rounds.state_machine import ClientsChosen, StepProposed
-from fairfleet.server.storage.queries import ReadableStore
+from fairfleet.server.storage.queries import ReadableStore, Write
+from fairfleet.server.storage.schema import clients as clients_table
 from fairfleet.server.storage.schema import evaluations, journal, revocations, rounds, updates
 
 E = TypeVar("E", ClientsChosen, StepProposed)
+
+
+class ClientSoftware(NamedTuple):
+    """What a client said of its software when it joined."""
+
+    software: str = ""  # name and version
+    features: tuple[str, ...] = ()
 
 
 def first_losses(store: ReadableStore) -> dict[str, float]:
@@ -169,3 +178,29 @@ def last_heard(store: ReadableStore) -> dict[str, float]:
         for client, unix in store.rows(query):
             heard[client] = max(unix, heard.get(client, 0.0))
     return heard
+
+
+def client_software(store: ReadableStore) -> dict[str, ClientSoftware]:
+    """Return, by client, its software and features as of its newest join."""
+    query = sa.select(clients_table.c.client, clients_table.c.software, clients_table.c.features)
+    return {
+        client: ClientSoftware(software, tuple(json.loads(features)))
+        for client, software, features in store.rows(query)
+    }
+
+
+def client_software_write(descriptions: Mapping[str, ClientSoftware], unix_seconds: float) -> Write:
+    """Record the software and features of clients; what else is known of them stays."""
+
+    def write(connection: Connection) -> None:
+        for client, (software, features) in descriptions.items():
+            values = {
+                "software": software,
+                "features": json.dumps(features),
+                "unix_seconds": unix_seconds,
+            }
+            change = clients_table.update().where(clients_table.c.client == client).values(values)
+            if not connection.execute(change).rowcount:
+                connection.execute(clients_table.insert(), {"client": client, **values})
+
+    return write

@@ -132,10 +132,10 @@ clients = sa.Table(
     "clients",
     metadata,
     sa.Column("client", sa.Text, primary_key=True),
-    sa.Column("software", sa.Text, nullable=False),  # as it said at its newest join, as the rest
+    sa.Column("software", sa.Text, nullable=False),  # as it said when it joined
     sa.Column("features", sa.Text, nullable=False),  # JSON list
     sa.Column("retired", sa.Text),  # why it takes part no more; null if it does
-    sa.Column("unix_seconds", sa.Float, nullable=False),  # of its newest join
+    sa.Column("unix_seconds", sa.Float, nullable=False),  # of the last change of this row
 )
 audit = sa.Table(
     "audit",

@@ -17,9 +17,19 @@ from fairfleet.common.privacy import PrivacyTerms
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.background import loop_time
-from fairfleet.server.federation.clients.assignments import POLL_SECONDS, Assignment, round_trained
+from fairfleet.server.federation.clients.assignments import (
+    POLL_SECONDS,
+    Assignment,
+    Kind,
+    round_trained,
+)
+from fairfleet.server.federation.clients.client_book import ClientBook
 from fairfleet.server.federation.clients.departures import Departures, revocation_message
-from fairfleet.server.federation.clients.sessions import ClientDescription, Session
+from fairfleet.server.federation.clients.sessions import (
+    SUPERSEDED_REMEMBERED,
+    ClientDescription,
+    Session,
+)
 from fairfleet.server.federation.reported_results import ReportedResults
 from fairfleet.server.federation.round_commit import RoundCommits
 from fairfleet.server.federation.round_runner import RoundRunner
@@ -43,10 +53,12 @@ class ClientRequests:
         departures: Departures,
         limits: RequestLimits,
         calls: OpenCalls,
+        book: ClientBook,
     ) -> None:
         self._runner, self._commits, self._departures = runner, commits, departures
         self._results = ReportedResults(runner)
-        self._limits, self._calls = limits, calls
+        self._limits, self._calls, self._book = limits, calls, book
+        self._warned: dict[str, str] = {}  # of what a client lacks, so that each is logged once
         self._sessions, self._assignments = runner.sessions, runner.assignments
 
     # ---- sessions ------------------------------------------------------------------------------
@@ -63,8 +75,11 @@ class ClientRequests:
         # A poll of the session that was just superseded returns now.
         self._assignments.wake(client)
         self._announce_join(member)
-        # A client may have been able to verify steps before it was restarted.
-        if self._assignments.activity(client) == "verify" and not member.verifies:
+        self._book.note(member)
+        # The software of a client may have been another one before it was restarted.
+        if (assignment := self._assignments.assignment(client)) and not self._can_do(
+            member, assignment.kind
+        ):
             await self._departures.lose(client)
         # In these phases the client may be the one that was missing.
         phases = (Phase.WAITING, Phase.EVALUATING)
@@ -80,6 +95,18 @@ class ClientRequests:
             client=client, device=device, train_samples=samples, connected=len(self._sessions)
         )
         self._runner.emit(client_joined=joined)
+        obstacle = self._runner.requirements.obstacle(member)
+        if obstacle != self._warned.get(client, ""):
+            if len(self._warned) >= SUPERSEDED_REMEMBERED:
+                self._warned.clear()
+            self._warned[client] = obstacle
+            if obstacle:
+                log.warning("client %s is not selected: %s", client, obstacle, extra=about)
+
+    def _can_do(self, member: ClientDescription, kind: Kind) -> bool:
+        """Return whether a client has the features for a task of this kind."""
+        able = member.verifies or kind != "verify"
+        return able and self._runner.requirements.allow(member, kind)
 
     def session(self, session_id: str) -> Session:
         """Return the caller's session and renew its lease."""

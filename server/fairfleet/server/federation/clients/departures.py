@@ -92,11 +92,11 @@ class FleetWatch:
     async def _check_fleet_size(self) -> None:
         """Log how many clients are missing; end the federation if that takes too long."""
         now, round_, longest = loop_time(), self._runner.round, self._longest_wait_seconds
-        scheduler, connected = self._runner.scheduler, len(self._runner.sessions)
-        if round_.paused or not scheduler.missing_clients(round_, connected):
+        scheduler, sessions = self._runner.scheduler, self._runner.sessions.all()
+        if round_.paused or not scheduler.missing_clients(round_, sessions):
             self._too_few_since = self._noticed = now
             return
-        shortage = scheduler.too_few(connected)
+        shortage = scheduler.too_few(sessions)
         if now - self._noticed >= WAITING_NOTICE_SECONDS:
             self._noticed = now
             log.info("round %d: %s", round_.number, shortage)

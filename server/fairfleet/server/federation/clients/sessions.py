@@ -32,6 +32,9 @@ class ClientDescription:
     verifies: bool = False  # it can try a proposed step
     since: int = 0  # the fence of its process's first Join; 0: this is the first
     predicts: bool = False  # it can delta-code an update against an earlier one
+    software: str = ""  # name and version, for people to read
+    features: frozenset[str] = frozenset()  # that it has, by the names in proto/FEATURES.md
+    protocol_version: int = 1  # of its session
 
 
 class ClientInstance(NamedTuple):
@@ -119,14 +122,6 @@ class Sessions:
         raise SessionUnknown(
             "this session is not known here (the server restarted, or the lease ended); join again"
         )
-
-    def without_test_data(self) -> list[str]:
-        """Return the connected clients that have no test data."""
-        return [
-            session.client
-            for session in self._by_client.values()
-            if not session.member.test_samples
-        ]
 
     def get(self, client: str) -> Session | None:
         """Return the client's session, or None."""

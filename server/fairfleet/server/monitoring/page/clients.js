@@ -6,8 +6,8 @@ import { clock, duration, NONE, number, percent, plural } from "./words.js";
 const HEIGHT = 36, BEYOND = 6; // pixels of a row; rows kept beside those in sight
 
 const COLUMNS = [
-  { name: "client", key: (row) => row.client, cell: (row) => h("span", { class: "name", title: row.device }, row.client) },
-  { name: "state", key: (row) => row.state, cell: (row) => h("span", { class: `state ${row.state}` }, h("i"), row.state) },
+  { name: "client", key: (row) => row.client, cell: (row) => h("span", { class: "name", title: [row.device, row.software].filter(Boolean).join(" · ") }, row.client) },
+  { name: "state", key: (row) => row.state, cell: standing },
   { name: "accuracy", key: need, cell: served },
   { name: "loss", class: "n", key: (row) => row.loss ?? -Infinity, down: true, cell: (row) => number(row.loss) },
   { name: "updates", class: "n", key: (row) => row.updates, cell: (row) => h("span", { title: "counted of those asked for" }, `${row.updates} / ${row.asked}`) },
@@ -22,6 +22,11 @@ const names = new Intl.Collator("en", { numeric: true }); // client-9 before cli
 let sorted = { column: COLUMNS[2], down: false };
 let rows = [];
 let wanted = "";
+
+function standing(row) {
+  const excluded = row.connected && row.not_selected_because;
+  return h("span", { class: `state ${row.state}`, title: excluded || "" }, h("i"), excluded ? `${row.state}, not selected` : row.state);
+}
 
 function served(row) {
   if (row.accuracy == null) return h("span", { class: "faint", title: row.failure }, row.failure || (measure() === "loss" && row.loss != null ? "no accuracy" : "not evaluated"));
@@ -62,7 +67,7 @@ function choose(column) {
 export function draw() {
   const key = sorted.column.key, sign = sorted.down ? -1 : 1;
   const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
-  const fits = (row) => words.every((word) => `${row.client} ${row.device} ${row.state}`.toLowerCase().includes(word));
+  const fits = (row) => words.every((word) => `${row.client} ${row.device} ${row.software} ${row.state} ${row.not_selected_because ? "not selected" : ""}`.toLowerCase().includes(word));
   const keyed = [...state.clients.values()].filter(fits).map((row) => [key(row), row]);
   keyed.sort(([one, a], [other, b]) => sign * (typeof one === "string" ? names.compare(one, other) : one < other ? -1 : one > other ? 1 : 0) || names.compare(a.client, b.client));
   rows = keyed.map(([, row]) => row);

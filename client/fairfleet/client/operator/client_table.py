@@ -1,0 +1,61 @@
+"""The table of `fairfleet clients`, and a summary of which software the clients have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fairfleet.proto.v1 import operator_pb2 as pb
+
+STATES = {
+    number: name.removeprefix("CLIENT_STATE_").lower() for name, number in pb.ClientState.items()
+}
+COLUMNS = (
+    "state",
+    "device",
+    "software",
+    "samples",
+    "updates",
+    "last",
+    "accuracy",
+    "loss",
+    "version",
+)
+
+
+def by_accuracy(record: pb.ClientRecord) -> tuple[bool, float, str]:
+    """Return a sort key: the lowest accuracy first, then clients without one by name."""
+    is_evaluated = record.HasField("evaluation") and record.evaluation.HasField("accuracy")
+    return (not is_evaluated, record.evaluation.accuracy, record.client)
+
+
+def cells(record: pb.ClientRecord) -> list[str]:
+    """Return a client's row, a cell for each of COLUMNS."""
+    evaluation = record.evaluation if record.HasField("evaluation") else None
+    return [
+        STATES[record.state],
+        record.device or "-",
+        record.software.removeprefix("fairfleet ") or "-",
+        str(record.train_samples or "-"),
+        str(record.updates_counted),
+        str(record.last_counted_round) if record.HasField("last_counted_round") else "-",
+        f"{100 * evaluation.accuracy:.1f} %"
+        if evaluation and evaluation.HasField("accuracy")
+        else "-",
+        f"{evaluation.loss:.4f}" if evaluation else "-",
+        str(record.evaluated_version) if record.HasField("evaluated_version") else "-",
+    ]
+
+
+def remarks(records: Sequence[pb.ClientRecord], server_software: str) -> list[str]:
+    """Return the lines below the table: the software in use, and who is not selected and why."""
+    counts = Counter(record.software or "unknown" for record in records)
+    lines = list[str]()
+    if set(counts) - {"unknown"}:
+        software = ", ".join(f"{count} with {name}" for name, count in counts.most_common())
+        lines.append(f"software: {software}; server: {server_software or 'unknown'}")
+    return lines + [
+        f"{record.client} is not selected: {record.not_selected_because}"
+        for record in records
+        if record.not_selected_because
+    ]

@@ -1,0 +1,68 @@
+"""Which features a client needs for each kind of task, and what a client lacks.
+
+A client that lacks a feature stays connected, is not selected for such tasks, and is shown with the
+reason. Everything here is a pure function of the settings and of what the client said at its join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fairfleet.common.features import plan_features
+from fairfleet.common.training_plan import Plan
+from fairfleet.server.federation.clients.assignments import Kind
+from fairfleet.server.federation.clients.sessions import ClientDescription
+
+KINDS: tuple[Kind, ...] = ("train", "verify", "evaluate")
+
+
+class FeatureRequirements(NamedTuple):
+    """The features that each kind of task requires of a client."""
+
+    train: frozenset[str] = frozenset()
+    verify: frozenset[str] = frozenset()
+    evaluate: frozenset[str] = frozenset()
+
+    def of(self, kind: Kind) -> frozenset[str]:
+        """Return the features that a task of this kind requires."""
+        return {"train": self.train, "verify": self.verify, "evaluate": self.evaluate}[kind]
+
+    def allow(self, member: ClientDescription, kind: Kind) -> bool:
+        """Return whether a client has every feature that a task of this kind requires."""
+        return self.of(kind) <= member.features
+
+    def missing(self, member: ClientDescription) -> list[str]:
+        """Return the features that some task requires and the client lacks."""
+        return sorted((self.train | self.verify | self.evaluate) - member.features)
+
+    def obstacle(self, member: ClientDescription) -> str:
+        """Return why the client is not selected for some tasks, for people; empty if it can be.
+
+        >>> member = ClientDescription("ann", "x", "cpu", 10, 10, ("raw32",), software="old 1")
+        >>> FeatureRequirements(evaluate=frozenset({"measures"})).obstacle(member)
+        'its software (old 1) lacks measures, required to evaluate; install a newer fairfleet there'
+        """
+        if not (missing := self.missing(member)):
+            return ""
+        kinds = [kind for kind in KINDS if not self.allow(member, kind)]
+        return (
+            f"its software ({member.software or 'unknown'}) lacks {', '.join(missing)}, required "
+            f"to {' and '.join(kinds)}; install a newer fairfleet there"
+        )
+
+
+NO_REQUIREMENTS = FeatureRequirements()
+
+
+def required_features(plan: Plan, *, always: Iterable[str] = ()) -> FeatureRequirements:
+    """Return what the settings require of clients; `always` is required for every task.
+
+    >>> required_features(Plan(epochs=2), always=["counts"]).evaluate
+    frozenset({'counts'})
+    """
+    common = frozenset(always)
+    plan_fields = plan.model_dump(exclude_defaults=True)
+    return FeatureRequirements(
+        train=common | plan_features(plan_fields), verify=common, evaluate=common
+    )
