@@ -170,9 +170,10 @@ def clients(
             fields = MessageToDict(record, preserving_proto_field_name=True)
             print(json.dumps({**fields, "state": client_table.STATES[record.state]}))
         return
-    table = _table("client", *client_table.COLUMNS)
+    columns = client_table.columns(records)
+    table = _table("client", *columns)
     for record in records:
-        table.add_row(record.client, *client_table.cells(record))
+        table.add_row(record.client, *client_table.cells(record, columns))
     console = Console(highlight=False)
     console.print(table)
     for remark in client_table.remarks(records, server_software):

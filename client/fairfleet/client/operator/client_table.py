@@ -29,8 +29,19 @@ def by_accuracy(record: pb.ClientRecord) -> tuple[bool, float, str]:
     return (not is_evaluated, record.evaluation.accuracy, record.client)
 
 
-def cells(record: pb.ClientRecord) -> list[str]:
-    """Return a client's row, a cell for each of COLUMNS."""
+def columns(records: Sequence[pb.ClientRecord]) -> list[str]:
+    """Return the columns to show: the software only where clients differ, as screens are narrow."""
+    software = {record.software for record in records}
+    return [name for name in COLUMNS if name != "software" or len(software) > 1]
+
+
+def cells(record: pb.ClientRecord, shown: Sequence[str]) -> list[str]:
+    """Return a client's row, a cell for each of the columns."""
+    row = dict(zip(COLUMNS, _all_cells(record), strict=True))
+    return [row[column] for column in shown]
+
+
+def _all_cells(record: pb.ClientRecord) -> list[str]:
     evaluation = record.evaluation if record.HasField("evaluation") else None
     return [
         STATES[record.state],
