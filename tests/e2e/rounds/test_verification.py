@@ -206,26 +206,29 @@ def test_late_answers_are_accepted_and_unrequested_answers_refused(
     for device in devices:
         device.join(verifies=True)
     until(lambda: fleet.selections(), "a selection")
-    asked, other = devices if fleet.selections()[0] == {"a"} else reversed(devices)
-    asked.train_task()
-    chunks, encoded = asked.encode()
-    asked.send(asked.open(encoded).upload, chunks)
-    step = asked.next_task().verify.step.digest
+    selected, other = devices if fleet.selections()[0] == {"a"} else reversed(devices)
+    selected.train_task()
+    chunks, encoded = selected.encode()
+    selected.send(selected.open(encoded).upload, chunks)
+    step = selected.next_task().verify.step.digest
     answer = {"round": 0, "step_digest": step, "losses": [0.5] * 4}
-    for device, verdict in ((other, grpc.StatusCode.FAILED_PRECONDITION), (asked, None)):
-        assert told(device, **answer) is verdict
+    another_step = answer | {"step_digest": bytes(32)}
+    assert verdict_on(selected, **another_step) is grpc.StatusCode.FAILED_PRECONDITION
+    for device, verdict in ((other, grpc.StatusCode.FAILED_PRECONDITION), (selected, None)):
+        assert verdict_on(device, **answer) is verdict
     fleet.wait_for_version(1)
-    for device, verdict in ((other, grpc.StatusCode.FAILED_PRECONDITION), (asked, None)):
-        assert told(device, **answer) is verdict
+    for device, verdict in ((other, grpc.StatusCode.FAILED_PRECONDITION), (selected, None)):
+        assert verdict_on(device, **answer) is verdict
     fleet.kill_server()
     fleet.start_server(**settings)
-    for device, verdict in ((other, grpc.StatusCode.FAILED_PRECONDITION), (asked, None)):
+    for device, verdict in ((other, grpc.StatusCode.FAILED_PRECONDITION), (selected, None)):
         device.join(verifies=True)
-        assert told(device, **answer) is verdict
-    assert told(asked, **answer | {"round": 5}) is grpc.StatusCode.FAILED_PRECONDITION
+        assert verdict_on(device, **answer) is verdict
+    assert verdict_on(selected, **answer | {"round": 5}) is grpc.StatusCode.FAILED_PRECONDITION
 
 
-def told(device: Device, **answer: Any) -> grpc.StatusCode | None:
+def verdict_on(device: Device, **answer: Any) -> grpc.StatusCode | None:
+    """Send the losses of a step; return the status code of a refusal."""
     try:
         device.stub.ReportVerification(
             pb.ReportVerificationRequest(session=device.session, **answer), timeout=10

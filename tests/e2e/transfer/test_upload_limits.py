@@ -14,8 +14,9 @@ from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1.model_pb2 import Chunk
 from fairfleet.server.storage.files.checksummed_arrays import read_scaled_row, save_scaled_row
 from tests.support.device import REPORT, Device
-from tests.support.fleet import Fleet, until
+from tests.support.fleet import Fleet, free_port, until
 from tests.support.refusals import refused
+from tests.support.scraping import scrape, series
 
 Code = grpc.StatusCode
 ALONE: dict[str, Any] = {"round__minimum_clients": 1, "lease_seconds": 60}
@@ -111,8 +112,15 @@ def test_the_codec_is_enforced_in_the_first_round_of_a_federation(fleet: Fleet, 
 
 
 def test_a_refused_announcement_is_counted_and_logged(fleet: Fleet) -> None:
+    port = free_port()
     fleet.init()
-    fleet.start_server(rounds=1, round__minimum_clients=2, round__clients=2, lease_seconds=60)
+    fleet.start_server(
+        rounds=1,
+        round__minimum_clients=2,
+        round__clients=2,
+        lease_seconds=60,
+        http__port=port,
+    )
     first, second = Device(fleet.address, "ann"), Device(fleet.address, "bob")
     first.join()
     second.join()
@@ -124,6 +132,7 @@ def test_a_refused_announcement_is_counted_and_logged(fleet: Fleet) -> None:
     with refused(Code.FAILED_PRECONDITION, "client eve was not"):
         eve.open(encoded)
     until(lambda: "update of eve" in fleet.log("server.log"), "the refusal in the log")
+    assert scrape(port)[series("fairfleet_updates_total", outcome="refused")] == 1
 
 
 def test_a_history_row_that_is_not_finite_is_ignored(fleet: Fleet) -> None:

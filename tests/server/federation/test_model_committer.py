@@ -20,6 +20,10 @@ from fairfleet.server.federation.model_committer import CommitterOptions, ModelC
 from fairfleet.server.federation.staged_model import StagedModel, StepProposal
 from fairfleet.server.rounds.state_machine import ModelStored, Phase, Round
 from fairfleet.server.rules import listings, recipe
+from fairfleet.server.rules.base import State, Step
+from fairfleet.server.rules.cohort import Cohort
+from fairfleet.server.rules.directions.fedfv import FedFV
+from fairfleet.server.rules.errors import RuleError
 from fairfleet.server.storage.files.tensor_files import FREE_MODEL
 from fairfleet.server.storage.store import Store, StoredUpdate
 from fairfleet.server.transfer.published_model import PublishedModel
@@ -343,6 +347,32 @@ def test_a_row_of_extreme_values_never_leads_to_a_model_that_is_not_finite(
         check_finite(committed)
         assert set(quarantined(committed)) <= {"cem"}
         shop.committer.adopt(committed, updates)
+
+
+class WithoutAbsentClients(FedFV):
+    """A rule that requests the rows of absent clients and fails with them."""
+
+    def step(self, cohort: Cohort, state: State) -> Step:
+        """Fail if the cohort has an absent client."""
+        if cohort.absent():
+            raise RuleError("this rule fails with rows of absent clients")
+        return super().step(cohort, state)
+
+
+def test_a_round_that_fails_only_with_the_history_leaves_it_out_and_no_update(
+    tmp_path: Path,
+) -> None:
+    shop = Shop(tmp_path, "fedfv")
+    shop.recipe = replace(shop.recipe, rule=WithoutAbsentClients(tau=2))
+    shop.restart()
+    assert "history_left_out" not in shop.run_round(0).record.diagnostics["notes"]
+    committed = shop.run_round(1)
+    assert committed.record.diagnostics["notes"]["history_left_out"] is True
+    assert committed.record.diagnostics["history_coefficients"] == {}
+    assert not quarantined(committed)
+    assert {part.client for part in committed.record.contributions} == updates_of(1).keys()
+    shop.workers.shutdown()
+    shop.store.close()
 
 
 @pytest.mark.parametrize("rule", ["fedavg"])
