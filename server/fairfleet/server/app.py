@@ -211,7 +211,7 @@ def _signals() -> asyncio.Event:
 
 
 @contextlib.contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def explain_disk_errors(folder: Path) -> Iterator[None]:
     """Turn errors of the disk or database into a StateDirError that says what to do."""
     try:
         yield
@@ -235,7 +235,7 @@ async def _until_over(coordinator: Coordinator, stop_requested: asyncio.Event) -
         waits.append(asyncio.create_task(coordinator.drained.wait()))
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if coordinator.failed.done():
-        with _explained(coordinator.settings.state_dir):
+        with explain_disk_errors(coordinator.settings.state_dir):
             coordinator.failed.result()
     for wait in waits:
         wait.cancel()

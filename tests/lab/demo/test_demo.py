@@ -102,9 +102,14 @@ def test_the_demo_ends_and_shows_that_a_fair_rule_helps_the_worst_served_clients
 
 
 @pytest.mark.parametrize(
-    ("rule", "message"), [("fedlv", "did you mean 'fedlf'"), ("fedfv,alfa=1", "'alpha'")]
+    ("rule", "message"),
+    [
+        ("fedlv", "did you mean 'fedlf'"),
+        ("fedfv,alfa=1", "'alpha'"),
+        ("fedfv,tau=1,tau=2", "tau more than once"),
+    ],
 )
-def test_an_unknown_rule_is_reported_before_anything_starts(
+def test_an_unusable_rule_is_reported_before_anything_starts(
     start: Start, rule: str, message: str
 ) -> None:
     demo = start("--rule", rule)

@@ -17,7 +17,7 @@ from fairfleet.common.errors import StateDirError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model
 from fairfleet.server.aggregation.history import History, HistorySettings
-from fairfleet.server.app import _explained as explained_failure
+from fairfleet.server.app import explain_disk_errors
 from fairfleet.server.rounds.selection import Candidate
 from fairfleet.server.rounds.state_machine import Round, UpdateStored
 from fairfleet.server.rules import PastRow
@@ -91,7 +91,7 @@ def test_an_update_is_read_by_its_key_without_the_others_of_its_round(
 
 def test_a_row_that_is_written_twice_is_not_reported_as_a_full_disk(store: Store) -> None:
     store.write(store.update_write(update("ann", 3)))
-    with pytest.raises(sa.exc.IntegrityError), explained_failure(store.folder):
+    with pytest.raises(sa.exc.IntegrityError), explain_disk_errors(store.folder):
         store.write(store.update_write(update("ann", 3)))
 
 

@@ -121,7 +121,7 @@ def _print_next_steps(pki: Path, names: Sequence[str], file: Path, port: str) ->
 def pki_renew(names: NewNames = None, pki: Pki = FOLDER, ttl: ServerTtl = "365d") -> None:
     """Give the server a new certificate.
 
-    It is for the same names as before, or for those given. A running server loads it by itself.
+    It is for the same names as before, or for those given. A running server loads it automatically.
 
     Example:
 
@@ -306,7 +306,7 @@ def renew(
     """Renew credentials before they expire.
 
     Run it on the device, if the server holds the CA's key. Otherwise run it with --pki where the CA
-    is, and move the file to the device. A running client loads the new file by itself.
+    is, and move the file to the device. A running client loads the new file automatically.
 
     Examples:
 

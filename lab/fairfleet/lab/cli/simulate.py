@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from fairfleet.common.cli.durations import format_duration
 from fairfleet.common.cli.settings import read_model
 from fairfleet.common.tensorboard import EventFiles
 from fairfleet.lab.cli import options
@@ -112,7 +113,7 @@ def show(run: Run, console: Console, log: Path | None = None) -> None:
         return
     console.print(tables.table(result_rows([run]), console.width))
     rate = run.rounds / run.seconds if run.seconds else 0.0
-    duration = f"{run.rounds} rounds in {run.seconds:.1f} s, {rate:.1f} a second"
+    duration = f"{run.rounds} rounds in {format_duration(run.seconds)}, {rate:.1f} per second"
     console.print(duration, style="dim")
 
 

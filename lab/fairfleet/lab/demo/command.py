@@ -31,6 +31,7 @@ from fairfleet.common.errors import UsageError
 from fairfleet.lab import digits
 from fairfleet.lab.demo.local_federation import LocalFederation, Result, run_federation
 from fairfleet.lab.demo.summary import as_json, summarise
+from fairfleet.lab.experiments.rule_spec import name_and_parameters
 from fairfleet.server.rules import RuleError, recipe
 
 MARK = ".fairfleet-demo"  # marks a folder that a demo may replace; locked while a demo runs
@@ -153,13 +154,12 @@ def prepare(folder: Path, task: DemoTask, rounds: int, rules: list[str]) -> list
 
 def rule_settings(text: str) -> dict[str, str]:
     """Return a rule such as `adafed,gamma=5` as settings of the server."""
-    name, *parameters = text.split(",")
-    pairs = [parameter.partition("=") for parameter in parameters]
+    name, parameters = name_and_parameters(text)
     try:
-        recipe(name, **{key: value for key, _, value in pairs})
+        recipe(name, **parameters)
     except RuleError as error:
         raise UsageError(f"--rule {text}: {error}") from None
-    return {"rule.name": name, **{f"rule.{key}": value for key, _, value in pairs}}
+    return {"rule.name": name, **{f"rule.{key}": value for key, value in parameters.items()}}
 
 
 def save_picture(results: list[Result], output: Path) -> None:

@@ -17,16 +17,17 @@ def parse_rule(text: str, optimizer_text: str | None = None) -> Recipe:
     name or parameter.
     """
     try:
-        name, parameters = _name_and_parameters(text)
+        name, parameters = name_and_parameters(text)
         if optimizer_text is None:
             return recipe(name, **parameters)
-        optimizer_name, optimizer_parameters = _name_and_parameters(optimizer_text)
+        optimizer_name, optimizer_parameters = name_and_parameters(optimizer_text)
         return recipe(name, optimizer(optimizer_name, **optimizer_parameters), **parameters)
     except RuleError as error:
         raise UsageError(f"rule {text}: {error}") from None
 
 
-def _name_and_parameters(text: str) -> tuple[str, dict[str, str]]:
+def name_and_parameters(text: str) -> tuple[str, dict[str, str]]:
+    """Split a text such as `adafed,gamma=5`. Raise UsageError for a repeated parameter."""
     name, *pairs = text.replace(" ", "").split(",")
     keys = [pair.partition("=")[0] for pair in pairs]
     if repeated := sorted({key for key in keys if keys.count(key) > 1}):
