@@ -134,7 +134,7 @@ def test_too_few_answers_end_in_the_fallback(fleet: Fleet) -> None:
     )
 
 
-def test_a_server_killed_during_verification_asks_only_clients_without_an_answer(
+def test_a_server_killed_during_verification_selects_only_clients_without_an_answer(
     fleet: Fleet,
 ) -> None:
     fleet.init(task="quadratic")

@@ -114,7 +114,7 @@ def test_a_rule_gets_the_noised_loss() -> None:
 
 
 @pytest.mark.parametrize(("every", "evaluations"), [(0, 0), (2, 3), (3, 2), (5, 1), (10, 1)])
-def test_epsilon_counts_every_evaluation_that_a_server_would_ask_for(
+def test_epsilon_counts_every_evaluation_that_a_server_would_request(
     every: int, evaluations: int
 ) -> None:
     simulation, _ = run(

@@ -109,7 +109,7 @@ def test_a_caller_that_hangs_up_leaves_no_traceback(capfd: pytest.CaptureFixture
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_connection_that_outlives_the_event_loop_is_told_that_it_stopped(
+def test_a_connection_that_outlives_the_event_loop_learns_that_it_stopped(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     async def connected() -> HTTPConnection:
