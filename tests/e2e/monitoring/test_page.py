@@ -110,11 +110,11 @@ def test_numbers_on_the_page_follow_the_store_without_a_reload(
         )
         assert rows == sorted(stored, key=lambda client: stored[client]["accuracy"])
         page.wait("#conflicts-lead >> text=Round 5")
-        sentence = f"harms {conflicts} of 3" if conflicts else "nobody of 3"
+        sentence = f"harms {conflicts} of 3" if conflicts else "harms none of 3"
         assert sentence in page.text("#conflicts-lead")
         assert "verification" in page.text("#rounds-lead")
         assert f"step {TIMES} {record['verification']['factor']:g}" in page.text("#rounds-lead")
-        assert re.search(r"promised \d+ %, got \d+ %", page.text("#tile-improved .note"))
+        assert re.search(r"promised \d+ %, measured \d+ %", page.text("#tile-improved .note"))
         conflict_answer = json.loads(get(f"http://127.0.0.1:{port}/api/conflicts")[1])
         expected = record["diagnostics"]["client_cosines"]
         assert conflict_answer["cosines"] == [pytest.approx(line, abs=1e-3) for line in expected]

@@ -1,4 +1,4 @@
-// The page: a stream of changes in, everything on the screen out. Drawn at most once per frame, whatever comes.
+// The dashboard: receives a stream of changes and draws them, at most once per frame.
 import * as clients from "./clients.js";
 import * as conflicts from "./conflicts.js";
 import { histogram, lines, none, spark, stacks } from "./charts.js";
@@ -6,7 +6,7 @@ import { $, h, keyed, text } from "./dom.js";
 import { apply, evaluated, measure, newest, state } from "./state.js";
 import { bytes, clock, duration, number, percent, plural, points, whole } from "./words.js";
 
-const AGAIN = 3000; // milliseconds before a connection that the browser gave up is tried again
+const RETRY_MS = 3000; // before a connection that the browser gave up is opened again
 
 // ---- the connection ------------------------------------------------------------------------------
 
@@ -18,13 +18,13 @@ function connect() {
   };
   source.onerror = () => {
     link("lost");
-    if (source.readyState === EventSource.CLOSED) setTimeout(connect, AGAIN);
+    if (source.readyState === EventSource.CLOSED) setTimeout(connect, RETRY_MS);
   };
 }
 
 function link(how) {
   if (document.body.dataset.link !== "loading" || how === "live") document.body.dataset.link = how;
-  else if (Date.now() - started > AGAIN) document.body.dataset.link = "lost";
+  else if (Date.now() - started > RETRY_MS) document.body.dataset.link = "lost";
   drawSoon();
 }
 
@@ -65,10 +65,10 @@ function phaseWords(status) {
   if (status.paused && status.phase !== "finished") return "paused";
   switch (status.phase) {
     case "waiting": return status.missing ? `waiting for ${plural(status.missing, "more client")}` : "waiting";
-    case "training": return `training · ${status.received} of ${status.received + status.asked} in`;
+    case "training": return `training · ${status.received} of ${status.received + status.asked} updates`;
     case "aggregating": return `aggregating ${plural(status.received, "update")}`;
-    case "verifying": return `trying the step · ${status.asked} to answer`;
-    case "evaluating": return `evaluating · ${status.asked} to answer`;
+    case "verifying": return `trying the step · waiting for ${status.asked}`;
+    case "evaluating": return `evaluating · waiting for ${status.asked}`;
     default: return status.phase;
   }
 }
@@ -114,8 +114,8 @@ function banner() {
 
 function empty() {
   const { status } = state;
-  text("empty-title", status.missing ? "Waiting for clients" : "The first round is under way");
-  const here = status.connected ? `${plural(status.connected, "client")} connected` : "Nobody is connected yet";
+  text("empty-title", status.missing ? "Waiting for clients" : "The first round has begun");
+  const here = status.connected ? `${plural(status.connected, "client")} connected` : "No client is connected yet";
   text("empty-text", status.missing ? `${here}; the first round begins with ${plural(status.missing, "more")}.`.replace("mores", "more") : `${here}; charts appear when it is committed.`);
   const port = status.listen.split(":").at(-1);
   text("empty-server", `${location.hostname}:${port === "0" ? "PORT" : port}`);
@@ -149,7 +149,7 @@ function tiles() {
   );
 }
 
-/** Where the newest direction harms clients, and for how long the same one; or that this was not computed. */
+/** Returns in how many layers the newest direction harms clients, and the longest streak of one client. */
 function conflictWords(round) {
   if (!round) return "";
   if (round.conflicts == null) return `not computed: diagnostics ${round.diagnostics ?? "unknown"}`;
@@ -157,12 +157,12 @@ function conflictWords(round) {
   return [round.conflicting_layers == null ? "over the model" : `in ${plural(round.conflicting_layers, "layer")}`, `streak ${streak}`].join(" · ");
 }
 
-/** What the newest step that reports tell of had promised, and what it did. */
+/** Returns what the newest measured step promised, and what it did. */
 function stepWords() {
-  const told = state.rounds.findLast((entry) => entry.measured != null) ?? state.rounds.at(-1);
-  if (told?.promised == null && told?.measured == null) return "clients whose loss fell";
-  const title = `The step of round ${told.round}: share of clients whose loss falls to first order, and whose loss fell by their next reports. Above: between evaluations.`;
-  return h("span", { title }, [["promised", told.promised], ["got", told.measured]].filter(([, share]) => share != null).map(([word, share]) => `${word} ${Math.round(100 * share)} %`).join(", "));
+  const step = state.rounds.findLast((entry) => entry.measured != null) ?? state.rounds.at(-1);
+  if (step?.promised == null && step?.measured == null) return "clients whose loss fell";
+  const title = `The step of round ${step.round}: share of clients whose loss falls to first order, and share whose loss fell by their next reports. The number above compares evaluations.`;
+  return h("span", { title }, [["promised", step.promised], ["measured", step.measured]].filter(([, share]) => share != null).map(([word, share]) => `${word} ${Math.round(100 * share)} %`).join(", "));
 }
 
 // ---- charts --------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ function rounds() {
   stacks($("rounds-chart"), of("round"), parts.map(([name, color, values]) => ({ name, color, values })), duration);
 }
 
-/** What admission did about updates out of the ordinary in these rounds. */
+/** Returns what admission did about unusual updates in these rounds. */
 function admissionWords(recent) {
   const counts = {};
   for (const entry of recent) for (const [decision, count] of Object.entries(entry.admission)) counts[decision] = (counts[decision] ?? 0) + count;

@@ -1,9 +1,9 @@
-// Charts drawn by hand as SVG: lines with bands, bars, and small lines in tiles.
+// Charts as SVG, without a library: lines with bands, bars, and small lines in tiles.
 import { h, s, tip } from "./dom.js";
 
 const LEFT = 46, TOP = 10, BOTTOM = 24;
 
-/** Round numbers that cover low..high, about so many. */
+/** Returns about `count` round numbers that cover low..high. */
 export function ticks(low, high, count) {
   if (!(high > low)) [low, high] = [low - 0.5, low + 0.5];
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
@@ -24,7 +24,7 @@ function frame(host, right) {
   return [box, s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" })];
 }
 
-/** 80.0 % at an axis is 80 %, 0.500 is 0.5. */
+/** Removes trailing zeros: 80.0 % becomes 80 %, 0.500 becomes 0.5. */
 const short = (words) => words.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
 
 function axes(svg, box, marks, y, format) {
@@ -41,12 +41,12 @@ function bottomLabels(svg, box, x, low, high, name) {
   for (const mark of marks.length ? marks : [high]) svg.append(s("text", { x: x(mark), y: box.height - 6, "text-anchor": "middle" }, `${mark === marks[0] || !marks.length ? `${name} ` : ""}${mark}`));
 }
 
-/** Names at the ends of lines, pushed apart where they would lie over each other. */
+/** Writes the names at the ends of lines, moved apart where they would overlap. */
 function endLabels(svg, box, ends) {
-  ends.sort((one, other) => one.y - other.y);
-  ends.forEach((end, place) => (end.at = Math.max(end.y + 4, place ? ends[place - 1].at + 14 : 0)));
-  for (const { at, y, x, name, color } of ends) {
-    svg.append(s("circle", { class: `end ${color}`, cx: x, cy: y, r: 3.2 }), s("text", { class: `label ${color}`, x: x + 9, y: at }, name));
+  ends.sort((a, b) => a.y - b.y);
+  ends.forEach((end, place) => (end.labelY = Math.max(end.y + 4, place ? ends[place - 1].labelY + 14 : 0)));
+  for (const { labelY, y, x, name, color } of ends) {
+    svg.append(s("circle", { class: `end ${color}`, cx: x, cy: y, r: 3.2 }), s("text", { class: `label ${color}`, x: x + 9, y: labelY }, name));
   }
 }
 
@@ -89,9 +89,9 @@ function hover(svg, box, places, show) {
   const cross = s("line", { class: "cross", y1: box.top, y2: box.bottom, visibility: "hidden" });
   svg.append(cross);
   svg.addEventListener("pointermove", (event) => {
-    const at = event.clientX - svg.getBoundingClientRect().left;
+    const pointerX = event.clientX - svg.getBoundingClientRect().left;
     let nearest = 0;
-    places.forEach((x, place) => { if (Math.abs(x - at) < Math.abs(places[nearest] - at)) nearest = place; });
+    places.forEach((x, place) => { if (Math.abs(x - pointerX) < Math.abs(places[nearest] - pointerX)) nearest = place; });
     cross.setAttribute("visibility", "visible");
     cross.setAttribute("x1", places[nearest]);
     cross.setAttribute("x2", places[nearest]);
@@ -100,7 +100,7 @@ function hover(svg, box, places, show) {
   svg.addEventListener("pointerleave", () => { cross.setAttribute("visibility", "hidden"); tip(); });
 }
 
-/** How many clients have which value, with marks at values of interest: [{name, value, color}]. */
+/** Draws how many clients have which value, with marks at some values: [{name, value, color}]. */
 export function histogram(host, values, { low, high, bins, format, marks, worse }) {
   const [box, svg] = frame(host, 14);
   const counts = new Array(bins).fill(0), width = (high - low) / bins || 1;
@@ -127,11 +127,11 @@ export function histogram(host, values, { low, high, bins, format, marks, worse 
   host.replaceChildren(svg);
 }
 
-/** Bars upon each other: parts [{name, color, values}] for each of the titles. */
+/** Draws stacked bars: parts [{name, color, values}] for each of the titles. */
 export function stacks(host, titles, parts, format) {
   const [box, svg] = frame(host, 10);
   const totals = titles.map((_, place) => parts.reduce((sum, part) => sum + part.values[place], 0));
-  const middle = [...totals].sort((one, other) => one - other)[totals.length >> 1];
+  const middle = [...totals].sort((a, b) => a - b)[totals.length >> 1];
   const marks = ticks(0, Math.max(Math.min(Math.max(...totals), 4 * middle), 1e-9), 3); // one long round must not flatten the others
   const y = (value) => box.bottom - (box.bottom - box.top) * Math.min(1.04, value / marks.at(-1));
   const width = Math.min(26, (box.right - box.left) / titles.length);

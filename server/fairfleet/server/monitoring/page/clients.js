@@ -1,16 +1,16 @@
-// The clients' table: only the rows in sight exist, so a thousand clients scroll like ten.
+// The table of clients. Only visible rows exist in the page, so it stays fast with thousands of clients.
 import { $, h, keyed, text } from "./dom.js";
 import { measure, need, newest, state } from "./state.js";
 import { clock, duration, NONE, number, percent, plural } from "./words.js";
 
-const HEIGHT = 36, BEYOND = 6; // pixels of a row; rows kept beside those in sight
+const HEIGHT = 36, BEYOND = 6; // pixels of a row; rows kept above and below the visible ones
 
 const COLUMNS = [
   { name: "client", key: (row) => row.client, cell: (row) => h("span", { class: "name", title: [row.device, row.software].filter(Boolean).join(" · ") }, row.client) },
   { name: "state", key: (row) => row.state, cell: standing },
   { name: "accuracy", key: need, cell: served },
   { name: "loss", class: "n", key: (row) => row.loss ?? -Infinity, down: true, cell: (row) => number(row.loss) },
-  { name: "updates", class: "n", key: (row) => row.updates, cell: (row) => h("span", { title: "counted of those asked for" }, `${row.updates} / ${row.asked}`) },
+  { name: "updates", class: "n", key: (row) => row.updates, cell: (row) => h("span", { title: "updates that count / times selected" }, `${row.updates} / ${row.asked}`) },
   { name: "coefficient", class: "n", key: (row) => row.coefficient ?? -Infinity, down: true, cell: (row) => number(row.coefficient) },
   { name: "cosine", class: "n", key: (row) => row.cosine ?? Infinity, cell: (row) => h("span", { class: row.cosine < -1e-9 ? "clash" : "", title: "of its update with the direction" }, number(row.cosine)) },
   { name: "conflicts", class: "n", key: (row) => row.conflicts, down: true, cell: conflicts },
@@ -80,8 +80,8 @@ export function draw() {
 
 function show() {
   const view = $("table-scroll"), first = Math.max(0, Math.floor(view.scrollTop / HEIGHT) - BEYOND);
-  const inSight = rows.slice(first, first + Math.ceil((view.clientHeight || 432) / HEIGHT) + 2 * BEYOND);
-  $("table-space").replaceChildren(...inSight.map((row, place) => {
+  const visible = rows.slice(first, first + Math.ceil((view.clientHeight || 432) / HEIGHT) + 2 * BEYOND);
+  $("table-space").replaceChildren(...visible.map((row, place) => {
     const line = h("div", { class: "row", role: "row", "data-client": row.client }, ...COLUMNS.map((column) => h("span", { role: "cell", class: column.class, "data-column": column.name }, column.cell(row))));
     line.style.top = `${(first + place) * HEIGHT}px`;
     return line;

@@ -1,30 +1,31 @@
-// The conflict map: cosines between the updates of the newest round, and of each with the direction, over all or in one layer.
+// The conflict map: cosines between the updates of the newest round, and of each with the direction, over
+// the whole model or in one layer.
 import { $, h, keyed, text, tip } from "./dom.js";
 import { state } from "./state.js";
 import { number, plural } from "./words.js";
 
-const PAUSE = 2000; // milliseconds between two questions: rounds may come faster than anyone can look
+const PAUSE_MS = 2000; // between two requests, because rounds may be shorter
 
 let layer = "";
 let shown = null; // round and layer on the screen
-let asked = 0;
-let found = null;
+let requestedAt = 0;
+let conflictMap = null;
 
 export async function refresh(force = false) {
   const round = state.rounds.at(-1)?.round;
-  if (round == null) return nothing("The map comes with the first round.");
-  if (!force && (shown === `${round}/${layer}` || Date.now() - asked < PAUSE)) return;
-  asked = Date.now();
+  if (round == null) return nothing("The map appears with the first round.");
+  if (!force && (shown === `${round}/${layer}` || Date.now() - requestedAt < PAUSE_MS)) return;
+  requestedAt = Date.now();
   try {
     const answer = await fetch(`/api/conflicts${layer === "" ? "" : `?layer=${layer}`}`);
-    if (answer.status === 404) layer = ""; // the model has no such layer any more
+    if (answer.status === 404) layer = ""; // the model has no such layer
     if (!answer.ok) throw new Error(answer.statusText);
-    found = await answer.json();
-    if (!(layer in found.layers)) layer = ""; // after a restart only the whole model's map is known
+    conflictMap = await answer.json();
+    if (!(layer in conflictMap.layers)) layer = ""; // after a restart only the whole model's map is known
   } catch {
-    return; // the stream says when the server is away; the next round asks again
+    return; // the stream shows that the server does not answer; the next round requests the map again
   }
-  shown = `${found.round}/${layer}`;
+  shown = `${conflictMap.round}/${layer}`;
   draw();
 }
 
@@ -35,19 +36,19 @@ function nothing(words) {
 }
 
 export function draw() {
-  if (!found) return;
+  if (!conflictMap) return;
   choices();
-  const harmed = found.conflicting, level = found.diagnostics ?? "unknown";
-  const where = layer === "" ? "" : ` in ${found.layers[layer]}`;
-  text("conflicts-lead", found.round == null ? "" : harmed == null ? `Round ${found.round}: conflicts were not computed (diagnostics ${level}).` : `Round ${found.round}: ${harmed ? `the direction harms ${harmed} of ${plural(found.clients.length, "client")}${where}` : `nobody of ${plural(found.clients.length, "client")} is harmed${where}`}.`);
+  const harmed = conflictMap.conflicting, level = conflictMap.diagnostics ?? "unknown";
+  const where = layer === "" ? "" : ` in ${conflictMap.layers[layer]}`;
+  text("conflicts-lead", conflictMap.round == null ? "" : harmed == null ? `Round ${conflictMap.round}: conflicts were not computed (diagnostics ${level}).` : `Round ${conflictMap.round}: ${harmed ? `the direction harms ${harmed} of ${plural(conflictMap.clients.length, "client")}${where}` : `the direction harms none of ${plural(conflictMap.clients.length, "client")}${where}`}.`);
   strip();
-  if (!found.cosines.length && harmed == null) return nothing(`There is no map at diagnostics ${level}: the inner products of the updates were not computed.`);
-  if (!found.cosines.length) return nothing(`With more than 100 clients in a round there is no map. ${harmed} of them are in conflict with the direction; the table below shows who.`);
-  const order = found.clients.map((_, place) => place).sort((one, other) => found.direction[one] - found.direction[other]);
+  if (!conflictMap.cosines.length && harmed == null) return nothing(`There is no map at diagnostics ${level}: the inner products of the updates were not computed.`);
+  if (!conflictMap.cosines.length) return nothing(`With more than 100 clients in a round there is no map. ${harmed} of them are in conflict with the direction; the table below shows who.`);
+  const order = conflictMap.clients.map((_, place) => place).sort((a, b) => conflictMap.direction[a] - conflictMap.direction[b]);
   paint(order);
 }
 
-/** Who conflicts most with the direction comes first; the direction itself is the column at the right. */
+/** Draws the map. The client that conflicts most is first; the right column is the direction. */
 function paint(order) {
   const count = order.length, host = $("map"), cell = Math.max(2, Math.floor(Math.min(258, host.clientWidth - 60) / count));
   const gap = Math.max(4, cell >> 1), side = Math.max(cell, 10), width = cell * count + gap + side;
@@ -57,16 +58,16 @@ function paint(order) {
   const brush = canvas.getContext("2d"), colors = palette();
   brush.scale(scale, scale);
   order.forEach((row, down) => {
-    order.forEach((column, across) => fill(brush, colors(found.cosines[row][column]), across * cell, down * cell, cell, cell));
-    fill(brush, colors(found.direction[row]), cell * count + gap, down * cell, side, cell);
+    order.forEach((column, across) => fill(brush, colors(conflictMap.cosines[row][column]), across * cell, down * cell, cell, cell));
+    fill(brush, colors(conflictMap.direction[row]), cell * count + gap, down * cell, side, cell);
   });
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     const down = Math.floor((event.clientY - box.top) / (box.height / count)), x = ((event.clientX - box.left) * width) / box.width;
     const across = Math.floor(x / cell), row = order[down];
     if (row == null) return tip();
-    if (across < count) return tip(event, `${found.clients[row]} × ${found.clients[order[across]]}`, [["cosine", number(found.cosines[row][order[across]])]]);
-    return x < cell * count + gap ? tip() : tip(event, found.clients[row], [["with the direction", number(found.direction[row])]]);
+    if (across < count) return tip(event, `${conflictMap.clients[row]} × ${conflictMap.clients[order[across]]}`, [["cosine", number(conflictMap.cosines[row][order[across]])]]);
+    return x < cell * count + gap ? tip() : tip(event, conflictMap.clients[row], [["with the direction", number(conflictMap.direction[row])]]);
   });
   canvas.addEventListener("pointerleave", () => tip());
   host.replaceChildren(h("div", null, canvas, h("div", { class: "scale" }, "against", h("i"), "along", h("span", null, "· right column: the direction"))));
@@ -89,7 +90,7 @@ function palette() {
 }
 
 function choices() {
-  const options = [["", "whole model"], ...found.layers.map((name, place) => [String(place), `${name} · ${found.harmed[place]} harmed`])];
+  const options = [["", "whole model"], ...conflictMap.layers.map((name, place) => [String(place), `${name} · ${conflictMap.harmed[place]} harmed`])];
   const names = Object.fromEntries(options);
   keyed($("layer"), options.map(([value]) => value), (value) => h("option", { value }), (option, value) => {
     if (option.textContent !== names[value]) option.textContent = names[value];
@@ -98,9 +99,9 @@ function choices() {
 }
 
 function strip() {
-  const most = Math.max(1, found.clients.length);
-  const harmed = (place) => found.harmed[place];
-  keyed($("layers"), found.layers, (name, place) => h("button", {
+  const most = Math.max(1, conflictMap.clients.length);
+  const harmed = (place) => conflictMap.harmed[place];
+  keyed($("layers"), conflictMap.layers, (name, place) => h("button", {
     type: "button", onclick: () => pick(String(place) === layer ? "" : String(place)),
     onpointermove: (event) => tip(event, name, [["clients harmed", String(harmed(place))]]), onpointerleave: () => tip(),
   }), (cell, name, place) => {
@@ -108,7 +109,7 @@ function strip() {
     cell.setAttribute("aria-pressed", String(String(place) === layer));
     cell.style.setProperty("--share", harmed(place) / most);
   });
-  $("layers-caption").hidden = !found.layers.length;
+  $("layers-caption").hidden = !conflictMap.layers.length;
 }
 
 function pick(value) {

@@ -1,9 +1,9 @@
-// Elements without markup in strings: whatever a client calls itself stays text.
+// Elements are built without markup in strings, so the name of a client is never read as markup.
 const SVG = "http://www.w3.org/2000/svg";
 
 export const $ = (id) => document.getElementById(id);
 
-function made(element, attributes, children) {
+function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value !== false && value != null) element.setAttribute(name, value === true ? "" : value);
@@ -12,10 +12,10 @@ function made(element, attributes, children) {
   return element;
 }
 
-export const h = (tag, attributes, ...children) => made(document.createElement(tag), attributes, children);
-export const s = (tag, attributes, ...children) => made(document.createElementNS(SVG, tag), attributes, children);
+export const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+export const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-/** Children are made anew only when the list of keys changes: no click and no focus is lost to a redraw. */
+/** Creates the children again only when the list of keys changes, so a redraw loses no click and no focus. */
 export function keyed(host, keys, make = () => null, update = () => {}) {
   const list = JSON.stringify(keys);
   if (host.dataset.keys !== list) {
@@ -30,7 +30,7 @@ export function text(id, value) {
   if (element.textContent !== value) element.textContent = value;
 }
 
-/** Shows lines of [name, value] beside the pointer; null hides them. */
+/** Shows lines of [name, value] next to the pointer; null hides them. */
 export function tip(event, title, lines) {
   const box = $("tip");
   box.hidden = title == null;

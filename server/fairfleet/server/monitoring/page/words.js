@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Numbers and times as text.
 export const NONE = "–";
 
 export const percent = (share) => (share == null ? NONE : `${(100 * share).toFixed(1)} %`);
