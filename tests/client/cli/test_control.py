@@ -61,7 +61,7 @@ def test_an_operator_controls_a_federation_from_the_command_line(running: Fleet)
     assert running.version() == version  # no round ran while it was paused
     command(running, "resume")
     running.wait_for_version(version + 2)
-    command(running, "stop", "--reason", "enough")
+    command(running, "stop", "--yes", "--reason", "enough")
     assert (running.clients["a"].wait(30), running.clients["b"].wait(30)) == (0, 0)
 
 

@@ -1,11 +1,12 @@
-"""`fairfleet pause`, `resume`, `stop`, `revoke`, `rounds` and `clients`.
+"""`fairfleet pause`, `resume`, `stop`, `continue`, `revoke`, `rounds` and `clients`.
 
-Operators control a federation with the first four and look up its records with the others.
+Operators control a federation with the first five and look up its records with the others.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -20,9 +21,13 @@ from rich.table import Table
 from fairfleet.client.cli.observe import connect
 from fairfleet.client.cli.options import CredentialsFile, Insecure, Json, Server
 from fairfleet.client.operator import client_table
+from fairfleet.common.errors import UsageError, short
 from fairfleet.proto.v1 import operator_pb2 as pb
 
 REASON_HELP = "Reason, for the records."
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask whether to stop.", show_default="off")
+]
 NOTHING = "-"  # A column with nothing else is left out: there are many, and screens are narrow.
 STEP_COLUMNS = ("conflicts", "promised", "improved", "step", "admission", "fallback")
 ROUND_COLUMNS = (
@@ -72,18 +77,81 @@ def stop(
     credentials: CredentialsFile = None,
     insecure: Insecure = False,
     reason: Annotated[str, typer.Option(help=REASON_HELP)] = "stopped by an operator",
+    yes: Yes = False,
 ) -> None:
     """End the federation after the current round.
 
-    Clients are informed and exit. The model stays on the server.
+    Clients are informed and exit. The model stays on the server. `fairfleet continue` lets the
+    federation go on.
 
-    Example:
+    Examples:
 
       fairfleet stop --reason 'good enough'
+
+      fairfleet stop --yes --reason 'maintenance'
     """
     with connect(server, credentials, insecure) as connection:
+        if not yes:
+            _confirm_stop(connection.status())
         connection.stop(reason)
         print(f"the federation ends after the current round: {reason}")
+
+
+def _confirm_stop(status: pb.StatusResponse) -> None:
+    """Ask on a terminal whether to stop; raise UsageError without one."""
+    progress = f"version {status.version} of {status.rounds_planned} planned rounds"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"stop would end federation {status.federation} at {progress}, and there is no "
+            "terminal to ask on; give --yes to stop without a question"
+        )
+    question = f"End federation {short(status.federation)} at {progress}?"
+    if not typer.confirm(question, err=True):
+        raise UsageError("nothing was stopped")
+
+
+def continue_(
+    from_version: Annotated[
+        int | None,
+        typer.Option(
+            "--from",
+            min=0,
+            metavar="VERSION",
+            help="Go back to this version; the rounds after it are undone.",
+            show_default="the newest",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="New total of rounds, undone ones included.", show_default="as planned"
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=0, help="End after so many more seconds.", show_default="as planned"),
+    ] = None,
+    server: Server = None,
+    credentials: CredentialsFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Let a finished federation go on, perhaps from an earlier version.
+
+    Also withdraws a stop before the current round is over. Clients that have left must be started
+    again. The new limits hold until the server's own settings of them change.
+
+    Examples:
+
+      fairfleet continue --rounds 150
+
+      fairfleet continue --from 40 --rounds 150
+
+      fairfleet continue --seconds 3600
+    """
+    with connect(server, credentials, insecure) as connection:
+        answer = connection.continue_training(from_version, rounds, seconds)
+    back = "" if from_version is None else f", which has the model of version {from_version}"
+    print(f"continues at version {answer.version} of {answer.rounds_planned}{back}")
 
 
 def revoke(

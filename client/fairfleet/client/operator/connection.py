@@ -26,6 +26,7 @@ from fairfleet.proto.v1.operator_pb2_grpc import OperatorStub
 T = TypeVar("T")
 
 ANSWER_SECONDS = 5.0
+SLOW_ANSWER_SECONDS = 120.0  # of a call that copies a model, or reads a long table
 STATUS_EVERY_SECONDS = 1.0  # the status has what events lack: bytes moved, clients missing
 RETRY_SECONDS = 0.5
 
@@ -100,6 +101,18 @@ class OperatorConnection:
             client=client, seconds=seconds, certificate_seconds=certificate_seconds
         )
         return self._answered(lambda: self._stub.MakeToken(request, timeout=ANSWER_SECONDS))
+
+    def continue_training(
+        self, from_version: int | None, rounds: int | None, seconds: float | None
+    ) -> pb.ContinueResponse:
+        """Let a finished federation go on, perhaps from an earlier version with new limits."""
+        request = pb.ContinueRequest(from_version=from_version, rounds=rounds, seconds=seconds)
+        return self._answered(lambda: self._stub.Continue(request, timeout=SLOW_ANSWER_SECONDS))
+
+    def audit(self, first: int = 0) -> tuple[pb.AuditRecord, ...]:
+        """Return what operators did, from a sequence number on, oldest first."""
+        request = pb.AuditRequest(first=first)
+        return self._answered(lambda: tuple(self._stub.Audit(request, timeout=SLOW_ANSWER_SECONDS)))
 
     def _answered(self, call: Callable[[], T]) -> T:
         try:

@@ -29,6 +29,9 @@ GROUPS: dict[str, tuple[CommandSummary, ...]] = {
         CommandSummary("pause", "Start no new round until `fairfleet resume`."),
         CommandSummary("resume", "Continue a paused federation."),
         CommandSummary("stop", "End the federation after the current round."),
+        CommandSummary(
+            "continue", "Let a finished federation go on, perhaps from an earlier version."
+        ),
         CommandSummary("export", "Download a committed model as a .safetensors file."),
     ),
     "Watch it": (
@@ -36,6 +39,7 @@ GROUPS: dict[str, tuple[CommandSummary, ...]] = {
         CommandSummary("watch", "Show rounds as they happen, until the federation finishes."),
         CommandSummary("rounds", "List the newest rounds and what each step did."),
         CommandSummary("clients", "List all clients of the federation, lowest accuracy first."),
+        CommandSummary("audit", "List what operators did, and changes of the settings."),
         CommandSummary("health", "Check whether a server is serving.", "grpc_health"),
     ),
     "Secure it": (

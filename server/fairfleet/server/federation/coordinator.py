@@ -14,6 +14,7 @@ from fairfleet.server.federation.clients.departures import Departures, FleetWatc
 from fairfleet.server.federation.clients.sessions import SUPERSEDED_REMEMBERED, Sessions
 from fairfleet.server.federation.federation_state import FederationState
 from fairfleet.server.federation.operator_control import OperatorControl
+from fairfleet.server.federation.operators.audit_log import AuditLog
 from fairfleet.server.federation.operators.effective_settings import settings_digest
 from fairfleet.server.federation.operators.settings_record import record_changed_settings
 from fairfleet.server.federation.round_actions import RoundActions
@@ -51,6 +52,7 @@ class Coordinator:
             runner.drained,
         )
         self.in_database = runner.executors.in_database
+        self.audit = AuditLog(store, self.in_database)
         self.run_to_completion = runner.background.run_to_completion
         self._commits = RoundCommits(runner, settings)
         self._actions = RoundActions(runner, self._commits, settings, self.recipe)

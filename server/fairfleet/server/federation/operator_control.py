@@ -1,6 +1,7 @@
 """What operators request of a running federation: pause, resume, end, revoke a client.
 
-Each request is durable when its method returns.
+Each request is durable when its method returns. The writes that a method is given are part of the
+request's transaction; they record who asked.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fairfleet.server.federation.round_runner import RoundRunner
 from fairfleet.server.rounds import state_machine
 from fairfleet.server.rounds.state_machine import Phase
 from fairfleet.server.security.caller import OpenCalls
+from fairfleet.server.storage.queries import Write
 
 log = logging.getLogger(__name__)
 
@@ -24,31 +26,31 @@ class OperatorControl:
     def __init__(self, runner: RoundRunner, departures: Departures, calls: OpenCalls) -> None:
         self._runner, self._departures, self._calls = runner, departures, calls
 
-    async def pause(self) -> None:
+    async def pause(self, *writes: Write) -> None:
         """Begin no further round until `resume`; the round under way is finished."""
-        await self._runner.record(state_machine.Paused())
+        await self._runner.record(state_machine.Paused(), writes=writes)
         self._runner.emit(federation_paused=pb.FederationPaused())
 
-    async def resume(self) -> None:
+    async def resume(self, *writes: Write) -> None:
         """Begin rounds again."""
         self._runner.emit(federation_resumed=pb.FederationResumed())
-        await self._runner.record(state_machine.Resumed())
+        await self._runner.record(state_machine.Resumed(), writes=writes)
 
-    async def end(self, reason: str) -> None:
+    async def end(self, reason: str, *writes: Write) -> None:
         """End the federation."""
-        await self._runner.record(state_machine.StopRequested(reason))
+        await self._runner.record(state_machine.StopRequested(reason), writes=writes)
 
-    async def revoke(self, client: str, reason: str) -> None:
+    async def revoke(self, client: str, reason: str, *writes: Write) -> None:
         """Exclude a client for good.
 
         It runs to completion even if the operator disconnects: a client that is revoked in the
         database must be revoked in memory as well.
         """
-        await self._runner.background.run_to_completion(self._revoke(client, reason))
+        await self._runner.background.run_to_completion(self._revoke(client, reason, *writes))
 
-    async def _revoke(self, client: str, reason: str) -> None:
+    async def _revoke(self, client: str, reason: str, *writes: Write) -> None:
         runner = self._runner
-        await runner.executors.in_database(runner.store.revoke, client, reason)
+        await runner.executors.in_database(runner.store.revoke, client, reason, *writes)
         runner.revoked[client] = reason
         self._calls.end(Identity(Role.CLIENT, client), revocation_message(client, reason))
         runner.committer.shut_out(client)

@@ -107,13 +107,18 @@ class RoundRunner:
 
     # ---- events --------------------------------------------------------------------------------
 
-    async def record(self, *events: state_machine.Event) -> None:
-        """Apply events, and whatever follows from them, even if the caller is cancelled."""
-        await self.background.run_to_completion(self._apply_locked(*events))
+    async def record(self, *events: state_machine.Event, writes: Sequence[Write] = ()) -> None:
+        """Apply events, and whatever follows from them, even if the caller is cancelled.
 
-    async def _apply_locked(self, *events: state_machine.Event) -> None:
+        `writes` are part of their transaction.
+        """
+        await self.background.run_to_completion(self._apply_locked(events, writes))
+
+    async def _apply_locked(
+        self, events: Sequence[state_machine.Event], writes: Sequence[Write]
+    ) -> None:
         async with self.lock:
-            await self.apply(*events)
+            await self.apply(*events, writes=writes)
 
     async def apply(
         self,

@@ -51,6 +51,7 @@ class OperatorService:
         self._coordinator = coordinator
         self._store = store
         self._operators, self._enrolment = operators, enrolment
+        self._audit = coordinator.audit
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         """Return the state of the federation."""
@@ -134,18 +135,21 @@ class OperatorService:
 
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseResponse:
         """Begin no round until `Resume`."""
-        await self._coordinator.operators.pause()
+        async with self._audit.recording("pause") as entry:
+            await self._coordinator.operators.pause(entry)
         return pb.PauseResponse()
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
         """Continue after `Pause`."""
-        await self._coordinator.operators.resume()
+        async with self._audit.recording("resume") as entry:
+            await self._coordinator.operators.resume(entry)
         return pb.ResumeResponse()
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopResponse:
-        """Finish the federation for good."""
+        """Finish the federation after the round under way."""
         reason = short(request.reason, MAX_REASON_CHARS) or "stopped by an operator"
-        await self._coordinator.operators.end(reason)
+        async with self._audit.recording("stop", reason=reason) as entry:
+            await self._coordinator.operators.end(reason, entry)
         return pb.StopResponse()
 
     async def Continue(self, request: pb.ContinueRequest, context: Context) -> pb.ContinueResponse:
@@ -171,27 +175,44 @@ class OperatorService:
 
     async def Revoke(self, request: pb.RevokeRequest, context: Context) -> pb.RevokeResponse:
         """Exclude a client or an operator permanently."""
-        name = check_name(request.client, "the name to revoke", BadRequest)
         reason = short(request.reason, MAX_REASON_CHARS)
-        if request.operator:
-            await self._coordinator.run_to_completion(self._operators.revoke(name, reason))
-        else:
-            await self._coordinator.operators.revoke(name, reason)
+        who = {"operator" if request.operator else "client": request.client}
+        async with self._audit.recording("revoke", **who, reason=reason) as entry:
+            name = check_name(request.client, "the name to revoke", BadRequest)
+            if request.operator:
+                revoking = self._operators.revoke(name, reason, entry)
+                await self._coordinator.run_to_completion(revoking)
+            else:
+                await self._coordinator.operators.revoke(name, reason, entry)
         return pb.RevokeResponse()
 
     async def MakeToken(
         self, request: pb.MakeTokenRequest, context: Context
     ) -> pb.MakeTokenResponse:
         """Return a new token, with which one device can enrol."""
-        secret, ca = await self._enrolment.make_token(
-            request.client, request.seconds, request.certificate_seconds
+        client, seconds = request.client, request.seconds
+        validity = request.certificate_seconds
+        recording = self._audit.recording(
+            "make-token", client=client, seconds=seconds, certificate_seconds=validity
         )
+        async with recording as entry:
+            secret, ca = await self._enrolment.make_token(client, seconds, validity, entry)
         return pb.MakeTokenResponse(secret=secret, ca=ca, port=self._enrolment.port or 0)
 
     async def ExportModel(
         self, request: pb.ExportModelRequest, context: Context
     ) -> AsyncIterator[pb.FileChunk]:
         """Send the file of a model; the newest unless a version is given."""
+        chunks = self._export(request)
+        version = request.version if request.HasField("version") else None
+        async with self._audit.recording("export", version=version, best=request.best or None):
+            chunk = await anext(chunks)  # a version that is not kept is refused here
+            await self._audit.done("export", version=chunk.version)
+        yield chunk
+        async for chunk in chunks:
+            yield chunk
+
+    async def _export(self, request: pb.ExportModelRequest) -> AsyncIterator[pb.FileChunk]:
         newest = self._coordinator.state.publication.version
         version = request.version if request.HasField("version") else newest
         model = await asyncio.to_thread(self._store.model, version) if version <= newest else None

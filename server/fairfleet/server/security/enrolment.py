@@ -27,7 +27,7 @@ from fairfleet.common.pki.identity import Identity, Role
 from fairfleet.server.security import enrolment_tokens
 from fairfleet.server.security.enrolment_tokens import TokenValidity
 from fairfleet.server.security.request_limits import RequestLimits
-from fairfleet.server.storage.queries import WritableStore
+from fairfleet.server.storage.queries import WritableStore, Write
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +59,12 @@ class EnrolmentAuthority:
         self.port: int | None = None  # where devices without a certificate may connect
 
     async def make_token(
-        self, client: str, seconds: float, certificate_seconds: float
+        self, client: str, seconds: float, certificate_seconds: float, *writes: Write
     ) -> tuple[bytes, bytes]:
         """Return the secret of a new token, and the CA's certificate.
 
-        While one CA replaces another, the second value holds both certificates.
+        Further `writes` are part of the transaction that stores the token's digest. While one CA
+        replaces another, the second value holds both certificates.
         """
         self._signing_authority()
         if self.port is None:
@@ -75,7 +76,7 @@ class EnrolmentAuthority:
         self._refuse_revoked(Identity(Role.CLIENT, client))
         validity = TokenValidity(time.time() + seconds, certificate_seconds)
         secret: bytes = await self._in_database(
-            enrolment_tokens.make_token, self._store, client, validity
+            enrolment_tokens.make_token, self._store, client, validity, *writes
         )
         self._digests[client] = enrolment_tokens.digest_of(secret)
         log.info(

@@ -30,8 +30,11 @@ class TokenValidity(NamedTuple):
     certificate_seconds: float
 
 
-def make_token(store: WritableStore, client: str, validity: TokenValidity) -> bytes:
-    """Return the secret of a new token, which is stored nowhere; void the client's older token."""
+def make_token(store: WritableStore, client: str, validity: TokenValidity, *writes: Write) -> bytes:
+    """Return the secret of a new token, which is stored nowhere; void the client's older token.
+
+    Further `writes` are part of the transaction.
+    """
     secret = secrets.token_bytes(SECRET_BYTES)
     row = {"client": client, "digest": digest_of(secret), **validity._asdict(), "used_by": None}
 
@@ -40,7 +43,7 @@ def make_token(store: WritableStore, client: str, validity: TokenValidity) -> by
         connection.execute(tokens.delete().where(tokens.c.client == client))
         connection.execute(tokens.insert(), row)
 
-    store.write(write)
+    store.write(write, *writes)
     return secret
 
 

@@ -30,9 +30,12 @@ class Operators:
         self._store, self._in_database, self._calls = store, in_database, calls
         self._revoked = {row.name: row.reason for row in store.rows(sa.select(revoked_operators))}
 
-    async def revoke(self, name: str, reason: str) -> None:
-        """Revoke an operator durably, and end its open calls."""
-        await self._in_database(self._store.write, _revocation(name, reason))
+    async def revoke(self, name: str, reason: str, *writes: Write) -> None:
+        """Revoke an operator durably, and end its open calls.
+
+        Further `writes` are part of the transaction.
+        """
+        await self._in_database(self._store.write, _revocation(name, reason), *writes)
         self._revoked[name] = reason
         self._calls.end(Identity(Role.OPERATOR, name), self._message(name))
         log.info("operator %s was revoked: %s", short(name), short(reason) or "no reason given")

@@ -6,6 +6,7 @@ Both only grow. Rows are numbered from 1 in their order of time; only one thread
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -75,6 +76,8 @@ def arguments_json(arguments: Mapping[str, Any]) -> str:
 
 
 def _bounded(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
     if isinstance(value, str):
         return short(value, MAX_TEXT_CHARS)
     if isinstance(value, list | tuple | dict):

@@ -136,9 +136,13 @@ class Store(ModelTable, UpdateTable, HistoryTable):
 
     # ---- revocations ---------------------------------------------------------------------------
 
-    def revoke(self, client: str, reason: str) -> None:
-        """Record that a client was revoked; a new reason replaces an older one."""
+    def revoke(self, client: str, reason: str, *writes: Write) -> None:
+        """Record that a client was revoked; a new reason replaces an older one.
+
+        Further `writes` are part of the transaction.
+        """
         self._write(
+            *writes,
             writing(revocations.delete().where(revocations.c.client == client)),
             writing(revocations.insert(), {"client": client, "reason": reason}),
             name="transaction of a revocation",

@@ -23,8 +23,11 @@ Change = tuple[Any, Any]  # the value before and after; None if there was none
 
 
 def settings_json(settings: ServerSettings) -> str:
-    """Return the settings as canonical JSON, with secrets masked."""
-    values = settings.model_dump(mode="json")
+    """Return the settings as canonical JSON, with secrets masked.
+
+    The initial model is left out: only the first start of a federation uses it.
+    """
+    values = settings.model_dump(mode="json", exclude={"model"})
     if values["database"] is not None:
         values["database"] = _masked_url(values["database"])
     if settings.http.token is not None:
