@@ -4,7 +4,7 @@ Users write a task and give it to `fairfleet client --task module:name`. The nam
 the public API. They are loaded on first use, so `import fairfleet.client` stays cheap: it
 loads neither torch nor gRPC.
 
-- `Task`, `Measuring`: the interfaces that a task implements.
+- `Task`, `Measuring`, `Refreshing`: the interfaces that a task implements.
 - `Job`, `Trained`: what `Task.train` receives and returns.
 - `Abandoned`: raised out of `Job.progress` when the result is no longer needed.
 - `TorchTask`: a ready-made task for a torch module. It needs torch.
@@ -19,13 +19,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fairfleet.client.softmax import SoftmaxTask
-    from fairfleet.client.task import Abandoned, Job, Measuring, Task, Trained, load_task
+    from fairfleet.client.task import (
+        Abandoned,
+        Job,
+        Measuring,
+        Refreshing,
+        Task,
+        Trained,
+        load_task,
+    )
     from fairfleet.client.torch import TorchTask
 
 __all__ = [
     "Abandoned",
     "Job",
     "Measuring",
+    "Refreshing",
     "SoftmaxTask",
     "Task",
     "TorchTask",

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fairfleet.client.task import Job, Trained
-from fairfleet.client.training.batches import batches
+from fairfleet.client.training.batches import batches, sequential_batches
+from fairfleet.client.training.losses import (
+    FirstPassLoss,
+    ModelMeasures,
+    Watch,
+    check_complete,
+    measuring_order,
+)
 from fairfleet.client.training.numpy_solvers import Descent
-from fairfleet.common.errors import TaskFailed, UsageError
+from fairfleet.client.training.softmax_regression import (
+    MEASURE_BATCH,
+    LabelledSamples,
+    evaluate_batch,
+    measure,
+)
+from fairfleet.common.errors import UsageError
 from fairfleet.common.reports import Evaluation, TrainReport
-from fairfleet.common.tensors import Arrays, Model, Vector
-
-
-class LabelledSamples(NamedTuple):
-    """Samples of one data set: one row of features and one label each."""
-
-    features: NDArray[np.float32]
-    labels: NDArray[np.intp]
+from fairfleet.common.tensors import Arrays, Model
+from fairfleet.common.training_plan import LossMeasurement
 
 
 class SoftmaxTask:
@@ -69,25 +75,25 @@ class SoftmaxTask:
         )
 
     def train(self, model: Arrays, job: Job) -> Trained:
-        """Train the received model as the plan says, and measure it before and after.
+        """Train the received model as the plan says, and measure what the job wants to know.
 
         Raises TaskFailed if the loss is not finite.
         """
-        started = time.perf_counter()
+        started, planned = time.perf_counter(), job.plan.steps_for(self.train_samples)
         trained = self._received(model)
-        loss_before, gradient = _loss_and_gradient(trained, self._train)
-        accuracy = _accuracy(trained, self._train)
-        steps = self._descend(trained, job)
-        loss_after, _ = _loss_and_gradient(trained, self._train)
+        before = self._before(trained, job)
+        first_pass = FirstPassLoss(job.plan, self.train_samples)
+        steps = self._descend(trained, job, first_pass)
+        loss = before.loss if before else first_pass.measured()
         report = TrainReport(
+            **loss.report_fields(),
             samples=self.train_samples,
-            loss_before=loss_before,
-            loss_after=loss_after,
+            loss_after=self._after(trained, job, Watch(job, steps, planned)),
             steps=steps,
             learning_rate=job.plan.learning_rate,
-            gradient_norm=float(np.linalg.norm(gradient)) if job.want_gradient_norm else None,
+            gradient_norm=before.gradient_norm if before else None,
             seconds=time.perf_counter() - started,
-            accuracy=accuracy,
+            accuracy=before.accuracy if before else None,
         )
         return Trained(trained.named(), report)
 
@@ -97,15 +103,16 @@ class SoftmaxTask:
             raise UsageError(
                 "this task has no test set to evaluate on; give one as SoftmaxTask(…, test=…)"
             )
-        received = self._received(model)
-        loss, _ = _loss_and_gradient(received, self._test)
+        order = sequential_batches(self.test_samples, MEASURE_BATCH)
+        measures = measure(self._received(model), self._test, order)
         return Evaluation(
-            samples=self.test_samples, loss=loss, accuracy=_accuracy(received, self._test)
+            samples=self.test_samples, loss=measures.loss.loss, accuracy=measures.accuracy
         )
 
     def training_loss(self, model: Arrays) -> float:
         """Return the mean cross-entropy over all training samples."""
-        return _loss_and_gradient(self._received(model), self._train)[0]
+        order = sequential_batches(self.train_samples, MEASURE_BATCH)
+        return measure(self._received(model), self._train, order).loss.loss
 
     def fit_into(self, memory_bytes: int) -> int:
         """Return the largest batch for which one step fits into this much memory."""
@@ -121,16 +128,49 @@ class SoftmaxTask:
         received.assign(model)
         return received
 
-    def _descend(self, model: Model, job: Job) -> int:
+    def _before(self, model: Model, job: Job) -> ModelMeasures | None:
+        """Measure the received model; None if its loss is that of the first pass's batches."""
+        measurement = job.measurement_before(self.train_samples)
+        if measurement == "batches":
+            return None
+        watch = Watch(job, 0, job.plan.steps_for(self.train_samples))
+        measures = self._measure(model, job, measurement, watch, job.want_gradient_norm)
+        check_complete(measures, self.train_samples)
+        return measures
+
+    def _after(self, model: Model, job: Job, watch: Watch) -> float | None:
+        """Return the loss of the trained model, if it is wanted and there is time for it."""
+        measurement = job.measurement_after(self.train_samples)
+        if measurement == "none":
+            return None
+        measures = self._measure(model, job, measurement, watch)
+        is_complete = measurement == "sampled" or measures.samples == self.train_samples
+        return measures.loss.loss if is_complete else None
+
+    def _measure(
+        self,
+        model: Model,
+        job: Job,
+        measurement: LossMeasurement,
+        watch: Watch,
+        want_gradient: bool = False,
+    ) -> ModelMeasures:
+        order = measuring_order(job, measurement, self.train_samples, MEASURE_BATCH)
+        return measure(
+            model, self._train, order, measurement, want_gradient=want_gradient, watch=watch
+        )
+
+    def _descend(self, model: Model, job: Job, first_pass: FirstPassLoss) -> int:
         """Train the model in place and return the number of steps taken."""
         anchor = model if job.anchor is None else self._received(job.anchor)
         descent = Descent(job.plan, model.parameters, anchor.parameters)
         planned = job.plan.steps_for(self.train_samples)
         for done, indices in enumerate(batches(job.plan, self.train_samples), start=1):
-            batch = LabelledSamples(self._train.features[indices], self._train.labels[indices])
-            loss, gradient = _loss_and_gradient(model, batch)
-            descent.step(gradient)
-            job.progress(done, planned, loss)
+            result = evaluate_batch(model, self._train.of(indices), gradient=True)
+            assert result.gradient is not None
+            first_pass.add(result.loss, len(indices))
+            descent.step(result.gradient)
+            job.progress(done, planned, result.loss)
             if job.enough():
                 return done
         return planned
@@ -154,30 +194,3 @@ def _samples(kind: str, pair: tuple[ArrayLike, ArrayLike], classes: int) -> Labe
     return LabelledSamples(
         features.reshape(len(features), width).astype(np.float32), labels.astype(np.intp)
     )
-
-
-def _logits(model: Model, features: NDArray[np.float32]) -> NDArray[Any]:
-    named = model.named()
-    logits: NDArray[Any] = features @ named["linear.weight"].T + named["linear.bias"]
-    return logits
-
-
-def _accuracy(model: Model, samples: LabelledSamples) -> float:
-    return float((_logits(model, samples.features).argmax(1) == samples.labels).mean())
-
-
-def _loss_and_gradient(model: Model, samples: LabelledSamples) -> tuple[float, Vector]:
-    """Return the mean cross-entropy, and its gradient in the layout of the model's flat vector."""
-    logits = _logits(model, samples.features)
-    logits -= logits.max(1, keepdims=True)  # keeps the exponentials finite
-    log_probabilities = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    rows = np.arange(len(samples.labels))
-    loss = -float(log_probabilities[rows, samples.labels].mean())
-    if not math.isfinite(loss):
-        raise TaskFailed(
-            f"the loss is {loss}: training diverged; a smaller learning_rate in the plan may help"
-        )
-    error = np.exp(log_probabilities)
-    error[rows, samples.labels] -= 1.0
-    error /= len(rows)
-    return loss, np.concatenate([(error.T @ samples.features).ravel(), error.sum(0)])

@@ -8,7 +8,7 @@ is the usual way to get a task; implement `Task` yourself to keep your own train
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Protocol, runtime_checkable
 
@@ -16,7 +16,7 @@ from fairfleet.common.cli.user_modules import import_user_module
 from fairfleet.common.errors import UsageError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model
-from fairfleet.common.training_plan import Plan
+from fairfleet.common.training_plan import LossMeasurement, LossPlan, Plan
 
 Progress = Callable[[int, int, float], None]  # steps done, steps planned, loss of the last step
 
@@ -41,7 +41,8 @@ class Job:
     """One training that the server has requested.
 
     A training loop reads the plan, calls `progress` after each step, and stops as soon as
-    `enough()` is true after a step.
+    `enough()` is true after a step. A pass that only measures does the same
+    between its batches.
 
     Attributes:
         plan: the solver, its learning rate, the batch size, the number of steps and the seed.
@@ -53,6 +54,8 @@ class Job:
             the received model.
         enough: call it after each step. True means that the budget of this machine is used up:
             stop here and report the steps taken so far.
+        losses: how the report's losses are to be found. A task may measure more exactly than
+            that; its report says how it measured.
     """
 
     plan: Plan
@@ -60,6 +63,20 @@ class Job:
     progress: Progress = _ignore_progress
     anchor: Arrays | None = None
     enough: Callable[[], bool] = _never_enough
+    losses: LossPlan = field(default_factory=LossPlan)
+
+    def measurement_before(self, samples: int) -> LossMeasurement:
+        """Return how to measure the loss of the received model, with this many samples.
+
+        A gradient norm takes a pass over all data, which gives the exact loss too.
+        """
+        if self.want_gradient_norm:
+            return "exact"
+        return self.losses.measurement(self.losses.before, samples)
+
+    def measurement_after(self, samples: int) -> LossMeasurement:
+        """Return how to measure the loss of the trained model; `none`: leave it out."""
+        return self.losses.measurement(self.losses.after, samples)
 
 
 @dataclass(frozen=True)
@@ -69,7 +86,7 @@ class Trained:
     Attributes:
         arrays: every tensor of the model after training, by name. The server receives the
             difference to the received model, never the data.
-        report: losses before and after, the number of samples and the steps taken.
+        report: the losses that `Job.losses` wants, the number of samples and the steps taken.
     """
 
     arrays: Arrays
@@ -106,6 +123,21 @@ class Task(Protocol):
 
     def evaluate(self, model: Arrays) -> Evaluation:
         """Return the loss, and the accuracy if there is one, on this client's test data."""
+
+
+@runtime_checkable
+class Refreshing(Protocol):
+    """An optional method of a task whose data may change while the client runs.
+
+    A client whose task has it may start without training samples. It then waits, and takes part
+    once there are some.
+    """
+
+    def refresh(self) -> None:
+        """Look for new data, and set `train_samples` and `test_samples`.
+
+        It is called before each training, and at intervals while the client is idle.
+        """
 
 
 @runtime_checkable

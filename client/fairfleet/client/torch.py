@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,22 +21,30 @@ from torch.utils.data import default_collate
 
 from fairfleet.client.task import Job, Trained
 from fairfleet.client.training.batches import Indices, batches, sequential_batches
+from fairfleet.client.training.losses import (
+    FirstPassLoss,
+    ModelMeasures,
+    Watch,
+    check_complete,
+    measuring_order,
+)
 from fairfleet.client.training.torch_data import (
     Batch,
     Collate,
     Data,
+    Reading,
     SampleSource,
+    is_function,
     make_sample_source,
 )
+from fairfleet.client.training.torch_measures import Accuracy, DeviceLoss, Loss, measure
 from fairfleet.client.training.torch_memory import largest_batch
 from fairfleet.client.training.torch_modules import (
     add_proximal_gradient,
     as_model,
-    check_finite,
     choose_device,
     copied_arrays,
     forward,
-    gradient_norm,
     make_solver,
     parameters_and_buffers,
     seeded,
@@ -45,11 +53,9 @@ from fairfleet.client.training.torch_modules import (
 from fairfleet.common.errors import UsageError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model, Signature
+from fairfleet.common.training_plan import LossMeasurement, Plan
 
 MEASURE_BATCH = 512  # samples per forward pass that only measures; does not change the result
-
-Loss = Callable[[Any, Tensor], Tensor]
-Accuracy = Callable[[Any, Tensor], "Tensor | float | None"]
 
 
 def class_accuracy(output: Any, target: Tensor) -> Tensor | None:
@@ -73,14 +79,18 @@ class TorchTask:
         model: a function that builds the module, for example the module's class. It is called
             on first use.
         train: the training samples: a pair (x, y) of tensors or arrays of the same length, or a
-            Dataset of such pairs with a length and access by index. Floats are converted to the
-            type of the module's parameters, integer targets to int64.
+            Dataset of such pairs with a length and access by index, or a DataLoader, whose
+            workers read the Dataset; the batches are the plan's. Floats are converted to the
+            type of the module's parameters, integer targets to int64. A function that returns
+            one of these is called again before each training: so data may arrive later.
         test: the test samples, in the same forms. Without them, the client does not evaluate.
         loss: `loss(output, y)`, one number: the mean over a batch, as torch's losses return.
         accuracy: `accuracy(output, y)`, the share of right answers in a batch, or None if there
             is no such share. The default handles class logits.
         device: auto, cpu, cuda, cuda:1 or mps. `fairfleet client --device` overrides it.
         collate: joins the samples of a Dataset to a batch (x, y).
+        workers: processes that read a Dataset; 0 reads it in the training thread.
+        pin_memory: copy batches to a GPU from page-locked memory.
 
     Raises UsageError if the model or the data cannot be used.
 
@@ -99,6 +109,8 @@ class TorchTask:
         accuracy: Accuracy = class_accuracy,
         device: str = "auto",
         collate: Collate = default_collate,
+        workers: int = 0,
+        pin_memory: bool = False,
     ) -> None:
         if isinstance(model, nn.Module) or not callable(model):
             raise UsageError(
@@ -107,19 +119,28 @@ class TorchTask:
         self._build, self._loss, self._accuracy = model, loss, accuracy
         self._measure_batch = MEASURE_BATCH
         self._overwritten = False  # whether our module has been filled with a received model
-        self._set_data(train, test, collate)
+        self._data, self._reading = (train, test), Reading(collate, workers, pin_memory)
+        self._read_data()
         self._device = choose_device(device)
         self.device = str(self._device)
 
-    def _set_data(self, train: Data, test: Data | None, collate: Collate) -> None:
-        self._train = make_sample_source("training", train, collate)
-        self._test = make_sample_source("test", test, collate) if test is not None else None
-        self.train_samples = len(self._train)
-        self.test_samples = len(self._test) if self._test is not None else 0
-        if not self.train_samples:
+    def _read_data(self) -> None:
+        train, test = self._data
+        own = make_sample_source("training", train, self._reading)
+        other = None if test is None else make_sample_source("test", test, self._reading)
+        if not len(own) and not is_function(train):
             raise UsageError(
-                "the training set is empty; a client needs at least one sample to take part"
+                "the training set is empty; a client needs at least one sample to take part. If "
+                "data arrive later, give a function that loads them, as TorchTask(…, train=load)"
             )
+        self._train, self._test = own, other
+        self.train_samples = len(own)
+        self.test_samples = 0 if other is None else len(other)
+
+    def refresh(self) -> None:
+        """Call the functions that load the data again, if there are any."""
+        if any(map(is_function, self._data)):
+            self._read_data()
 
     def use_device(self, name: str) -> None:
         """Select the device for training: cpu, cuda, cuda:1 or mps.
@@ -154,24 +175,26 @@ class TorchTask:
         return as_model(self._new_module() if self._overwritten else self._module)
 
     def train(self, model: Arrays, job: Job) -> Trained:
-        """Train the received model as the plan says, and measure it before and after.
+        """Train the received model as the plan says, and measure what the job wants to know.
 
         Raises TaskFailed if a loss is not finite.
         """
-        started = time.perf_counter()
+        started, planned = time.perf_counter(), job.plan.steps_for(self.train_samples)
         module = self._load(model)
+        first_pass = FirstPassLoss(job.plan, self.train_samples)
         with seeded(job.plan.seed, self._device):
-            before = self._measure(module, want_gradient=job.want_gradient_norm)
-            steps = self._descend(module, job)
-            after = self._measure(module)
+            before = self._before(module, job)
+            steps = self._descend(module, job, first_pass)
+            after = self._after(module, job, Watch(job, steps, planned))
+        loss = before.loss if before else first_pass.measured()
         report = TrainReport(
+            **loss.report_fields(),
             samples=self.train_samples,
-            loss_before=before.loss,
-            loss_after=after.loss,
+            loss_after=after,
             steps=steps,
             learning_rate=job.plan.learning_rate,
-            gradient_norm=before.gradient_norm,
-            accuracy=before.accuracy,
+            gradient_norm=before.gradient_norm if before else None,
+            accuracy=before.accuracy if before else None,
             seconds=time.perf_counter() - started,
         )
         parameters, buffers = parameters_and_buffers(module)
@@ -183,12 +206,23 @@ class TorchTask:
             raise UsageError(
                 "this task has no test samples to evaluate on; give some as TorchTask(…, test=…)"
             )
-        measures = self._measure(self._load(model), self._test)
-        return Evaluation(samples=self.test_samples, loss=measures.loss, accuracy=measures.accuracy)
+        module = self._load(model)
+        order = sequential_batches(self.test_samples, self._measure_batch)
+        measures = measure(
+            module,
+            self._batches(module, self._test, order),
+            self.test_samples,
+            self._loss_of,
+            self._accuracy,
+            where="over the test data",
+        )
+        return Evaluation(
+            samples=self.test_samples, loss=measures.loss.loss, accuracy=measures.accuracy
+        )
 
     def training_loss(self, model: Arrays) -> float:
         """Return the loss over all training samples, measured in eval mode."""
-        return self._measure(self._load(model)).loss
+        return self._measure(self._load(model), Job(Plan()), "exact").loss.loss
 
     @cached_property
     def _module(self) -> nn.Module:
@@ -222,11 +256,11 @@ class TorchTask:
                 tensor.copy_(torch.from_numpy(arrays[name]))
         return module
 
-    def _descend(self, module: nn.Module, job: Job) -> int:
+    def _descend(self, module: nn.Module, job: Job, first_pass: FirstPassLoss) -> int:
         """Train the module in place and return the number of steps taken."""
         plan, parameters = job.plan, trainable(module)
-        anchor = _anchor_tensors(module, job)
-        solver = make_solver(plan, parameters)
+        anchor = _anchor_tensors(module, job) if plan.proximal_mu else []
+        solver, newest = make_solver(plan, parameters), DeviceLoss()
         planned = plan.steps_for(self.train_samples)
         order = batches(plan, self.train_samples)
         module.train()
@@ -237,40 +271,58 @@ class TorchTask:
             if plan.proximal_mu:
                 add_proximal_gradient(parameters, anchor, plan.proximal_mu)
             solver.step()
-            job.progress(done, planned, check_finite(loss.item(), f"at step {done} of {planned}"))
+            loss, where = loss.detach(), f"at step {done} of {planned}"
+            first_pass.add(loss, len(y))
+            job.progress(done, planned, newest.read(loss, where, certainly=done == planned))
             if job.enough():
+                newest.read(loss, where, certainly=True)
                 return done
         return planned
 
-    def _measure(
-        self, module: nn.Module, samples: SampleSource | None = None, *, want_gradient: bool = False
-    ) -> ModelMeasures:
-        """Measure loss, accuracy and gradient norm, over all training samples by default."""
-        loss, shares = 0.0, list[float | None]()
-        module.zero_grad()
-        with torch.set_grad_enabled(want_gradient):
-            for batch in self._outputs(module, samples or self._train):
-                loss += batch.weight * batch.loss.item()
-                share = self._accuracy(batch.output, batch.target)
-                shares.append(None if share is None else batch.weight * float(share))
-                if want_gradient:
-                    (batch.weight * batch.loss).backward()  # type: ignore[no-untyped-call]
-        where = "over the training data" if samples is None else "over the test data"
-        norm = gradient_norm(module) if want_gradient else None
-        return ModelMeasures(check_finite(loss, where), _total_share(shares), norm)
+    def _before(self, module: nn.Module, job: Job) -> ModelMeasures | None:
+        """Measure the received model; None if its loss is that of the first pass's batches."""
+        measurement = job.measurement_before(self.train_samples)
+        if measurement == "batches":
+            return None
+        watch = Watch(job, 0, job.plan.steps_for(self.train_samples))
+        measures = self._measure(module, job, measurement, watch, job.want_gradient_norm)
+        check_complete(measures, self.train_samples)
+        return measures
 
-    def _outputs(self, module: nn.Module, samples: SampleSource) -> Iterator[BatchOutput]:
-        """Yield the outputs for every sample once, in eval mode."""
-        module.eval()
-        order = sequential_batches(len(samples), self._measure_batch)
-        for x, y in self._batches(module, samples, order):
-            output = module(x)
-            yield BatchOutput(len(y) / len(samples), output, y, self._loss_of(output, y))
+    def _after(self, module: nn.Module, job: Job, watch: Watch) -> float | None:
+        """Return the loss of the trained model, if it is wanted and there is time for it."""
+        measurement = job.measurement_after(self.train_samples)
+        if measurement == "none":
+            return None
+        measures = self._measure(module, job, measurement, watch)
+        is_complete = measurement == "sampled" or measures.samples == self.train_samples
+        return measures.loss.loss if is_complete else None
+
+    def _measure(
+        self,
+        module: nn.Module,
+        job: Job,
+        measurement: LossMeasurement,
+        watch: Watch | None = None,
+        want_gradient: bool = False,
+    ) -> ModelMeasures:
+        """Measure loss, accuracy and gradient norm over the training samples."""
+        order = measuring_order(job, measurement, self.train_samples, self._measure_batch)
+        return measure(
+            module,
+            self._batches(module, self._train, order),
+            self.train_samples,
+            self._loss_of,
+            self._accuracy,
+            measurement,
+            want_gradient=want_gradient,
+            watch=watch,
+        )
 
     def _batches(
-        self, module: nn.Module, samples: SampleSource, order: Iterator[Indices]
+        self, module: nn.Module, samples: SampleSource, order: Iterable[Indices]
     ) -> Iterator[Batch]:
-        return samples.batches(order, self._device, trainable(module)[0].dtype)
+        return samples.batches(iter(order), self._device, trainable(module)[0].dtype)
 
     def _loss_of(self, output: Any, target: Tensor) -> Tensor:
         loss = self._loss(output, target)
@@ -282,34 +334,9 @@ class TorchTask:
         return loss
 
 
-class BatchOutput(NamedTuple):
-    """The model's output and loss for one batch."""
-
-    weight: float  # the batch's share of all samples
-    output: Any
-    target: Tensor
-    loss: Tensor
-
-
-class ModelMeasures(NamedTuple):
-    """Measurements of one model over one data set."""
-
-    loss: float
-    accuracy: float | None  # None if the task has no accuracy
-    gradient_norm: float | None  # None unless requested
-
-
 def _anchor_tensors(module: nn.Module, job: Job) -> list[Tensor]:
     """Return what the proximal term pulls towards, one tensor per trainable parameter."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if job.anchor is None:
         return [parameter.detach().clone() for _, parameter in named]
     return [torch.from_numpy(job.anchor[name].copy()).to(parameter) for name, parameter in named]
-
-
-def _total_share(shares: list[float | None]) -> float | None:
-    """Return the sum of the batches' weighted accuracies, or None if one has no accuracy."""
-    numbers = [share for share in shares if share is not None]
-    if len(numbers) < len(shares):
-        return None
-    return min(sum(numbers), 1.0)  # the weights add up to 1 except for rounding

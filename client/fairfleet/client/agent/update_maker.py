@@ -70,7 +70,13 @@ class UpdateMaker:
             own = self._within_budget(plan, share=0.5)
             self._personal.train(self._task, received, own.plan, progress, own.enough)
         training = self._within_budget(plan, share=0.5 if plan.personal_lambda else 1.0)
-        job = Job(training.plan, request.report_gradient_norm, progress, enough=training.enough)
+        job = Job(
+            training.plan,
+            request.report_gradient_norm,
+            progress,
+            enough=training.enough,
+            losses=wire.loss_plan_in(request.plan),
+        )
         trained = self._task.train(received.named(), job)
         models.trained.assign(trained.arrays)
         report = training.complete_report(trained.report)

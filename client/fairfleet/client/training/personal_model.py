@@ -13,7 +13,7 @@ from fairfleet.common.atomic_files import Sync, write_atomically
 from fairfleet.common.errors import UsageError
 from fairfleet.common.reports import Evaluation
 from fairfleet.common.tensors import Model
-from fairfleet.common.training_plan import Plan
+from fairfleet.common.training_plan import NO_PASSES, Plan
 
 
 class PersonalModel:
@@ -83,5 +83,7 @@ def train_personal(
     proximal_plan = plan.model_copy(
         update={"proximal_mu": plan.personal_lambda, "personal_lambda": 0.0}
     )
-    job = Job(proximal_plan, progress=progress, anchor=received.named(), enough=enough)
+    job = Job(
+        proximal_plan, progress=progress, anchor=received.named(), enough=enough, losses=NO_PASSES
+    )
     model.assign(task.train(model.named(), job).arrays)
