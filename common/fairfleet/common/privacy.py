@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, mod
 
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Vector
-from fairfleet.common.training_plan import Plan
+from fairfleet.common.training_plan import EXACTLY, EXACTNESS, LossPlan, Plan
 
 BLOCK = 1 << 16  # elements processed at once
 GRID_BITS = 20  # noised values are multiples of about a millionth of the noise
@@ -196,19 +196,24 @@ def blurred(value: float, bound: float, multiplier: float, noise: Noise) -> floa
 
 
 def protected_report(
-    report: TrainReport, plan: Plan, terms: ReportTerms, noise: Noise
+    report: TrainReport,
+    plan: Plan,
+    terms: ReportTerms,
+    noise: Noise,
+    wanted: LossPlan = EXACTLY,
 ) -> TrainReport:
     """Return a report with only what the server may know.
 
     That is what a rule may need, with noise, and what the plan contains already. The number of
-    samples and the duration are left out.
+    samples, the duration, a loss after training and the error of a sampled loss are left out.
     """
     loss = blurred(report.loss_before, terms.loss_bound, terms.noise_multiplier, noise)
     gradient, accuracy = report.gradient_norm, report.accuracy
     return TrainReport(
         samples=1,
         loss_before=loss,
-        loss_after=loss,
+        # Where there are few samples, a sample is all of them; but it was a sample that was wanted.
+        loss_measurement=min(report.loss_measurement, wanted.before, key=EXACTNESS.index),
         steps=plan.steps or 1,
         learning_rate=plan.learning_rate,
         gradient_norm=None

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 LossMeasurement = Literal["exact", "batches", "sampled", "none"]
+EXACTNESS: tuple[LossMeasurement, ...] = ("none", "batches", "sampled", "exact")  # ascending
 
 MAX_COUNT = 2**32 - 1  # the wire has 32 bits for a number of steps, epochs or samples
 # Models are trained in 32-bit floating point: these are its smallest and largest normal numbers.
@@ -52,6 +53,7 @@ class LossPlan(BaseModel):
         return "exact" if wanted == "sampled" and takes_all else wanted
 
 
+EXACTLY = LossPlan()
 NO_PASSES = LossPlan(before="batches", after="none")  # no pass over the data that only measures
 
 

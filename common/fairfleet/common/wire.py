@@ -7,6 +7,7 @@ Apart from this module, only the gRPC services and their callers use the generat
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.message import Message
@@ -38,7 +39,7 @@ STANDING_METADATA = "fairfleet-standing-bin"
 ERROR_METADATA = "fairfleet-error"
 
 _SOLVERS = {"sgd": pb.SOLVER_SGD, "adam": pb.SOLVER_ADAM}
-_MEASUREMENTS: dict[LossMeasurement, pb.LossMeasurement.ValueType] = {
+MEASUREMENTS: dict[LossMeasurement, pb.LossMeasurement.ValueType] = {
     "exact": pb.LOSS_MEASUREMENT_EXACT,
     "batches": pb.LOSS_MEASUREMENT_BATCHES,
     "sampled": pb.LOSS_MEASUREMENT_SAMPLED,
@@ -86,7 +87,7 @@ def signature_in(message: model_pb2.Signature) -> Signature:
 def report_out(report: TrainReport) -> pb.TrainReport:
     """Return the message of a training report."""
     fields = report.model_dump(exclude_none=True, exclude={"loss_measurement"})
-    measurement = _MEASUREMENTS[report.loss_measurement]
+    measurement = MEASUREMENTS[report.loss_measurement]
     return pb.TrainReport(**fields, loss_measurement=measurement)
 
 
@@ -97,6 +98,12 @@ def report_in(message: pb.TrainReport) -> TrainReport:
         return TrainReport(**fields)
     except ValidationError as error:
         raise BadReport(f"the training report is not usable: {_mistakes(error)}") from None
+
+
+def measured_as(reports: Iterable[pb.TrainReport]) -> str:
+    """Return how the losses before were measured: exact, batches, sampled, or else mixed."""
+    names = {_measurement_in(report.loss_measurement) for report in reports}
+    return names.pop() if len(names) == 1 else "mixed" if names else "exact"
 
 
 def evaluation_out(evaluation: Evaluation) -> pb.Evaluation:
@@ -126,8 +133,8 @@ def plan_out(plan: Plan, losses: LossPlan | None = None) -> pb.Plan:
         **fields,
         epochs=0 if plan.steps else max(plan.epochs, 1),
         solver=_SOLVERS[plan.solver],
-        loss_before=_MEASUREMENTS[losses.before],
-        loss_after=_MEASUREMENTS[losses.after],
+        loss_before=MEASUREMENTS[losses.before],
+        loss_after=MEASUREMENTS[losses.after],
         loss_samples=losses.samples,
     )
 
@@ -163,7 +170,7 @@ def loss_plan_in(message: pb.Plan) -> LossPlan:
 
 def _measurement_in(value: pb.LossMeasurement.ValueType) -> Any:
     """Return the name of a measurement, or the number as text if it has none here."""
-    names = {number: name for name, number in _MEASUREMENTS.items()}
+    names = {number: name for name, number in MEASUREMENTS.items()}
     return names.get(value or pb.LOSS_MEASUREMENT_EXACT, str(value))
 
 

@@ -15,7 +15,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SecretStr,
     field_validator,
     model_validator,
 )
@@ -24,17 +23,19 @@ from fairfleet.common.cli.settings import Settings
 from fairfleet.common.codecs import codec_named
 from fairfleet.common.errors import BadRequest
 from fairfleet.common.names import check_name
-from fairfleet.common.training_plan import Plan
+from fairfleet.common.training_plan import LossMeasurement, LossPlan, Plan
 from fairfleet.common.wire import MOST_HALVINGS
 from fairfleet.server.aggregation.admission import AdmissionSettings
 from fairfleet.server.aggregation.diagnostics import DiagnosticsSetting
 from fairfleet.server.aggregation.history import HistorySettings
 from fairfleet.server.privacy.settings import PrivacySettings, refusal
+from fairfleet.server.rounds.loss_measurement import LossSettings, uses_losses
 from fairfleet.server.rounds.round_settings import RoundSettings
 from fairfleet.server.rounds.state_machine import Policy
 from fairfleet.server.rounds.stopping import StopConditions
 from fairfleet.server.rounds.verification import Fallback, VerificationPolicy
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
+from fairfleet.server.security.http_settings import HttpSettings
 from fairfleet.server.security.limits import ServerLimits
 from fairfleet.server.transfer.codec_selection import AUTO, CodecPolicy
 
@@ -152,35 +153,6 @@ def known_codec(name: str) -> str:
         raise ValueError(f"{error}; or use auto") from None
 
 
-class HttpSettings(SettingsSection):
-    """The HTTP port with the dashboard, metrics and health checks."""
-
-    host: str = Field(
-        default="127.0.0.1",
-        min_length=1,
-        description="address of the dashboard, /metrics, /healthz and /readyz",
-    )
-    port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65535,
-        description="0: a free port; default: 8441, or a free one if `listen` has port 0",
-    )
-    client_series: NonNegativeInt = Field(
-        default=100,
-        description="largest number of clients for which /metrics has series per client; 0: never",
-    )
-    hosts: str = Field(
-        default="",
-        description="accepted host names that contain a dot, separated by commas; *: any. "
-        "Addresses, localhost and other names without a dot are always accepted",
-    )
-    token: SecretStr | None = Field(
-        default=None, description="bearer token that requests must have; default: none"
-    )
-    token_file: Path | None = Field(default=None, description="file with the token")
-
-
 class NamedChoice(BaseModel):
     """A rule or an optimizer by name, with any parameters that it has."""
 
@@ -235,6 +207,7 @@ class ServerSettings(Settings):
         "round allows",
     )
     history: HistorySettings = HistorySettings()
+    losses: LossSettings = LossSettings()
     privacy: PrivacySettings | None = Field(
         default=None, description="differential privacy of clients; default: none"
     )
@@ -339,6 +312,21 @@ class ServerSettings(Settings):
         return CodecPolicy(
             self.codec, compression.clients, compression.auto_upload_seconds, raw_bytes
         )
+
+    @property
+    def loss_plan(self) -> LossPlan:
+        """What clients are to measure."""
+        return self.losses.plan(used=self._uses_losses)
+
+    @property
+    def needed_measurement(self) -> LossMeasurement:
+        """The least exact measurement of a reported loss that suffices."""
+        return self.loss_plan.before if self._uses_losses else "batches"
+
+    @property
+    def _uses_losses(self) -> bool:
+        verifies, selection = self.verification is not None, self.round.selection
+        return uses_losses(self.recipe(), self.admission, selection, verifies=verifies)
 
     def policy(self) -> Policy:
         """Return the settings that the round's state machine uses."""

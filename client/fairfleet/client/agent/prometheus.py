@@ -16,6 +16,8 @@ from fairfleet.client.agent.counters import ClientCounters
 from fairfleet.client.settings import host_and_port
 from fairfleet.common.errors import UsageError
 
+# The label of a training's loss before it, by how it was measured.
+BEFORE = {"exact": "before", "sampled": "before_sampled", "batches": "first_pass"}
 OUTCOMES = ("counted", "history", "ignored")
 
 
@@ -89,7 +91,7 @@ class AgentCollector(Collector):
             "Loss before and after the newest training",
             labels=["when"],
         )
-        losses.add_metric(["before"], report.loss_before)
+        losses.add_metric([BEFORE[report.loss_measurement]], report.loss_before)
         if report.loss_after is not None:
             losses.add_metric(["after"], report.loss_after)
         yield losses

@@ -56,7 +56,8 @@ class UpdateMaker:
         self._counters.record_training(report)
         _log_cuts(request, report)
         if terms.reports:
-            report = protected_report(report, plan, terms.reports, SystemNoise())
+            wanted = wire.loss_plan_in(request.plan)
+            report = protected_report(report, plan, terms.reports, SystemNoise(), wanted)
         protect_update(models.received, models.trained, terms, SystemNoise())
         return self._write(request, models, report, terms, plan.seed, federation)
 

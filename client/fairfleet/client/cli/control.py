@@ -22,6 +22,8 @@ from fairfleet.client.cli.observe import connect
 from fairfleet.client.cli.options import CredentialsFile, Insecure, Json, Server
 from fairfleet.client.operator import client_table
 from fairfleet.common.errors import UsageError, short
+from fairfleet.common.fairness import mean
+from fairfleet.common.wire import measured_as
 from fairfleet.proto.v1 import operator_pb2 as pb
 
 REASON_HELP = "Reason, for the records."
@@ -297,6 +299,7 @@ def _round_json(record: pb.RoundRecord) -> dict[str, object]:
             for part in record.contributions
             if part.report.cut_by
         },
+        "training_loss": _training_loss(record),
         "attempts": record.attempts,
         "training_seconds": record.training_seconds,
         "aggregation_seconds": record.aggregation_seconds,
@@ -312,6 +315,15 @@ def _round_json(record: pb.RoundRecord) -> dict[str, object]:
             for key in ("rule", "status", "direction_norm", "cosines", "coefficients")
         },
     }
+
+
+def _training_loss(record: pb.RoundRecord) -> dict[str, object] | None:
+    """Return the mean of the losses before training, and how they were measured."""
+    reports = [part.report for part in record.contributions]
+    if not reports:
+        return None
+    mean_loss = mean([report.loss_before for report in reports])
+    return {"mean": mean_loss, "measurement": measured_as(reports)}
 
 
 def _reduced_work(report: Any) -> dict[str, object]:
@@ -357,4 +369,10 @@ def _message_fields(message: Message) -> dict[str, Any]:
     fields = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    return {key: int(value) if key.startswith("round_") else value for key, value in fields.items()}
+    return {key: _field(key, value) for key, value in fields.items()}
+
+
+def _field(key: str, value: Any) -> Any:
+    if key.startswith("measurement_"):
+        return value.removeprefix("LOSS_MEASUREMENT_").lower()
+    return int(value) if key.startswith("round_") else value

@@ -14,7 +14,11 @@ from fairfleet.common.cli.durations import format_duration
 from fairfleet.common.cli.event_text import count, headline
 from fairfleet.common.errors import short
 from fairfleet.common.fairness import mean
+from fairfleet.common.wire import measured_as
 from fairfleet.proto.v1 import operator_pb2 as pb
+
+# What the mean of a round's losses is called, by how they were measured.
+LOSS_WORDS = {"batches": "batch loss", "sampled": "sampled loss", "mixed": "loss (mixed)"}
 
 
 def lines(before: FleetView, observation: Observation, after: FleetView) -> list[str]:
@@ -72,7 +76,9 @@ def _evaluated(view: FleetView) -> str | None:
 def _committed(record: pb.RoundRecord, view: FleetView) -> str:
     parts = [count(len(record.contributions), "update")]
     if record.contributions:
-        parts.append(f"mean loss {mean([c.report.loss_before for c in record.contributions]):.3f}")
+        reports = [contribution.report for contribution in record.contributions]
+        kind = LOSS_WORDS.get(measured_as(reports), "loss")
+        parts.append(f"mean {kind} {mean([report.loss_before for report in reports]):.3f}")
     if record.HasField("verification"):
         parts.append(f"step {record.verification.factor:g} ({record.verification.outcome})")
     parts.append(f"training {format_duration(record.training_seconds)}")

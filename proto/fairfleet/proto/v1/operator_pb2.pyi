@@ -947,6 +947,8 @@ class CutOff(google.protobuf.message.Message):
     ROUND_BEFORE_FIELD_NUMBER: builtins.int
     LOSS_AFTER_FIELD_NUMBER: builtins.int
     ROUND_AFTER_FIELD_NUMBER: builtins.int
+    MEASUREMENT_BEFORE_FIELD_NUMBER: builtins.int
+    MEASUREMENT_AFTER_FIELD_NUMBER: builtins.int
     client: builtins.str
     loss_before: builtins.float
     """on its training data, by its newest report at the deadline"""
@@ -955,6 +957,9 @@ class CutOff(google.protobuf.message.Message):
     loss_after: builtins.float
     """by its next report"""
     round_after: builtins.int
+    measurement_before: fairfleet.proto.v1.fleet_pb2.LossMeasurement.ValueType
+    """How the losses were measured; left out: exactly. Compare only losses that are exact."""
+    measurement_after: fairfleet.proto.v1.fleet_pb2.LossMeasurement.ValueType
     def __init__(
         self,
         *,
@@ -963,13 +968,19 @@ class CutOff(google.protobuf.message.Message):
         round_before: builtins.int | None = ...,
         loss_after: builtins.float | None = ...,
         round_after: builtins.int | None = ...,
+        measurement_before: fairfleet.proto.v1.fleet_pb2.LossMeasurement.ValueType | None = ...,
+        measurement_after: fairfleet.proto.v1.fleet_pb2.LossMeasurement.ValueType | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_loss_after", b"_loss_after", "_loss_before", b"_loss_before", "_round_after", b"_round_after", "_round_before", b"_round_before", "loss_after", b"loss_after", "loss_before", b"loss_before", "round_after", b"round_after", "round_before", b"round_before"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_loss_after", b"_loss_after", "_loss_before", b"_loss_before", "_round_after", b"_round_after", "_round_before", b"_round_before", "client", b"client", "loss_after", b"loss_after", "loss_before", b"loss_before", "round_after", b"round_after", "round_before", b"round_before"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_loss_after", b"_loss_after", "_loss_before", b"_loss_before", "_measurement_after", b"_measurement_after", "_measurement_before", b"_measurement_before", "_round_after", b"_round_after", "_round_before", b"_round_before", "loss_after", b"loss_after", "loss_before", b"loss_before", "measurement_after", b"measurement_after", "measurement_before", b"measurement_before", "round_after", b"round_after", "round_before", b"round_before"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_loss_after", b"_loss_after", "_loss_before", b"_loss_before", "_measurement_after", b"_measurement_after", "_measurement_before", b"_measurement_before", "_round_after", b"_round_after", "_round_before", b"_round_before", "client", b"client", "loss_after", b"loss_after", "loss_before", b"loss_before", "measurement_after", b"measurement_after", "measurement_before", b"measurement_before", "round_after", b"round_after", "round_before", b"round_before"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_loss_after", b"_loss_after"]) -> typing.Literal["loss_after"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_loss_before", b"_loss_before"]) -> typing.Literal["loss_before"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_measurement_after", b"_measurement_after"]) -> typing.Literal["measurement_after"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_measurement_before", b"_measurement_before"]) -> typing.Literal["measurement_before"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_round_after", b"_round_after"]) -> typing.Literal["round_after"] | None: ...
     @typing.overload

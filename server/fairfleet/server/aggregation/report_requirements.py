@@ -7,11 +7,12 @@ checks reports again, because an update may have been stored before a requiremen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fairfleet.common.errors import BadReport
 from fairfleet.common.reports import MAX_LOSS, TrainReport
-from fairfleet.server.rules import Needs
+from fairfleet.common.training_plan import EXACTNESS, LossMeasurement
+from fairfleet.server.rules import Needs, Recipe
 
 MAX_LEARNING_RATE = 1e6
 MIN_DIVISOR = 1e-12  # smallest value that a rule may divide by
@@ -26,6 +27,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "samples": (1, MAX_COUNT),
     "loss_before": (-MAX_LOSS, MAX_LOSS),
     "loss_after": (-MAX_LOSS, MAX_LOSS),
+    "loss_standard_error": (0, MAX_LOSS),
     "gradient_norm": (0, MAX_LOSS),
     "steps": (0, MAX_COUNT),
     "learning_rate": (0, MAX_LEARNING_RATE),
@@ -44,6 +46,12 @@ class ReportRequirements:
     fields: tuple[str, ...] = ()
     divisors: frozenset[str] = frozenset()  # fields that the rule divides by
     losses: str = "any"  # any, non_negative or positive
+    measurement: LossMeasurement = "batches"  # the least exact one that suffices
+
+    @classmethod
+    def of_recipe(cls, recipe: Recipe, measurement: LossMeasurement) -> ReportRequirements:
+        """Return the requirements of a federation's rule and of its settings."""
+        return replace(cls.of(recipe.name, recipe.rule.needs()), measurement=measurement)
 
     @classmethod
     def of(cls, rule: str, needs: Needs) -> ReportRequirements:
@@ -80,7 +88,12 @@ class ReportRequirements:
         return None
 
     def _wrong_loss(self, report: TrainReport) -> str | None:
-        loss = report.loss_before
+        loss, measured = report.loss_before, report.loss_measurement
+        if EXACTNESS.index(measured) < EXACTNESS.index(self.measurement):
+            return (
+                f"loss_measurement is {measured}, and this federation's rule or settings need a "
+                f"loss that is {self.measurement}. Let the task measure it as Job.losses says."
+            )
         if self.losses == "any" or loss > 0 or (loss == 0 and self.losses == "non_negative"):
             return None
         condition = "above 0" if self.losses == "positive" else "of at least 0"

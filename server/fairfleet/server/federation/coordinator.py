@@ -40,7 +40,10 @@ class Coordinator:
         self.settings_digest = settings_digest(settings)
         self.recipe = settings.recipe()
         self.plan = plan_for_rule(settings.plan, self.recipe)
-        self.report_requirements = ReportRequirements.of(self.recipe.name, self.recipe.rule.needs())
+        self.loss_plan = settings.loss_plan
+        self.report_requirements = ReportRequirements.of_recipe(
+            self.recipe, settings.needed_measurement
+        )
         self.codec_policy = settings.codec_policy(raw_bytes(self.signature))
         self.codecs = self._codec_agreements(store)
         self.request_limits, self.calls = RequestLimits(settings.limits), OpenCalls()

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fairfleet.common.errors import LimitReached
-from fairfleet.common.wire import report_out
+from fairfleet.common.wire import MEASUREMENTS, report_out
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.rounds.state_machine import Round
 from fairfleet.server.storage.improvement import MeasuredStep
@@ -123,4 +123,8 @@ def _contribution_message(part: Contribution) -> pb.ClientContribution:
 
 
 def _cut_off_message(client: CutOffClient) -> pb.CutOff:
-    return pb.CutOff(**{key: value for key, value in asdict(client).items() if value is not None})
+    fields = {key: value for key, value in asdict(client).items() if value is not None}
+    for key in ("measurement_before", "measurement_after"):
+        if key in fields:
+            fields[key] = MEASUREMENTS[fields[key]]
+    return pb.CutOff(**fields)

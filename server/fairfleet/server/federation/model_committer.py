@@ -10,11 +10,12 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fairfleet.common.errors import Bug, StateDirError
 from fairfleet.common.tensors import Model, add_change
+from fairfleet.common.training_plan import LossMeasurement
 from fairfleet.server.aggregation.admission import (
     OFF,
     RECENT_LOSSES,
@@ -61,14 +62,12 @@ from fairfleet.server.transfer.published_model import PublishedModel
 
 log = logging.getLogger(__name__)
 
-DEFAULT_HISTORY = HistorySettings()
-
 
 @dataclass(frozen=True)
 class CommitterOptions:
     """How models are made and sent, apart from the rule."""
 
-    history: HistorySettings = DEFAULT_HISTORY
+    history: HistorySettings = field(default_factory=HistorySettings)
     codec: str = "raw32"  # of the changes that are sent to clients
     changes: int = 4  # changes that are kept for clients with an older model
     model_codec: str = "raw32"  # of whole models
@@ -76,6 +75,7 @@ class CommitterOptions:
     noise: ServerNoise | None = None
     bases: PredictionBases | None = None  # None: updates are not delta-coded
     diagnostics: DiagnosticsSetting = "auto"
+    measurement: LossMeasurement = "batches"  # of reported losses: the least exact that suffices
 
 
 DEFAULT_OPTIONS = CommitterOptions()
@@ -97,7 +97,7 @@ class ModelCommitter:
         self.model, self.publication, self.downlink = model, publication, downlink
         self.conflict_map: ConflictMap | None = None  # of the newest round
         self._store, self._recipe, self._state, self._options = store, recipe, state, options
-        self._requirements = ReportRequirements.of(recipe.name, recipe.rule.needs())
+        self._requirements = ReportRequirements.of_recipe(recipe, options.measurement)
         self._layers = layer_sizes(model.signature)
         self._past: DurableHistory | None = None
         if uses_history(recipe):

@@ -52,6 +52,7 @@ def _committer_options(settings: ServerSettings, bases: PredictionBases | None) 
         noise=privacy.server_noise(settings.cohort) if privacy else None,
         bases=bases,
         diagnostics=settings.diagnostics,
+        measurement=settings.needed_measurement,
     )
 
 

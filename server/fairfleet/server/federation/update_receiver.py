@@ -271,7 +271,7 @@ class UpdateReceiver:
             raise TryLater(f"the server cannot write to its disk: {error.strerror}") from error
         finally:
             self._registry.give_back(upload)
-        loss = ReportedLoss(update.report.loss_before, update.round)
+        loss = ReportedLoss.of(update.report, update.round)
         writes = self._store.history_write([update]), late_report_write(update.client, loss)
         await self._executors.in_database(self._store.write, *writes)
         await self._executors.in_aggregator(committer.late_is_named, update)

@@ -16,6 +16,7 @@ import numpy as np
 
 from fairfleet.common.cli.event_text import headline
 from fairfleet.common.fairness import Fairness, mean, worst
+from fairfleet.common.wire import measured_as
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.monitoring.measures import Conflicts, FleetEvaluation, StepTaken
 
@@ -249,7 +250,8 @@ class DashboardState:
 
 def round_entry(record: pb.RoundRecord, step: StepTaken) -> dict[str, Any]:
     """Return what is shown of a round; None stands for a figure that was not computed."""
-    losses = [contribution.report.loss_before for contribution in record.contributions]
+    reports = [contribution.report for contribution in record.contributions]
+    losses = [report.loss_before for report in reports]
     return {
         "round": record.round,
         "unix_seconds": record.unix_seconds,
@@ -262,6 +264,7 @@ def round_entry(record: pb.RoundRecord, step: StepTaken) -> dict[str, Any]:
         "dropped": len(record.dropped),
         "bytes_received": record.bytes_received,
         "loss_mean": finite(mean(losses)),
+        "loss_measurement": measured_as(reports),
         "loss_worst_10": finite(worst(losses, 10, higher_is_better=False)),
         "conflicts": None if step.conflicts is None else len(step.conflicts),
         "conflicting_layers": step.conflicting_layers,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fairfleet.common.fairness import Fairness, mean, worst
 from fairfleet.common.tensorboard import EventFiles
+from fairfleet.common.wire import measured_as
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.monitoring.measures import FleetEvaluation, StepTaken
 
@@ -57,12 +58,14 @@ class FederationEventFiles:
 
 def _round_scalars(record: pb.RoundRecord, step: StepTaken) -> dict[str, float | None]:
     """Return the scalars of a round; those that were not computed are None and not written."""
-    losses = [contribution.report.loss_before for contribution in record.contributions]
+    reports = [contribution.report for contribution in record.contributions]
+    losses, measured = [report.loss_before for report in reports], measured_as(reports)
+    loss = "loss" if measured == "exact" else f"loss_{measured}"  # such losses do not compare
     conflicts = None if step.conflicts is None else len(step.conflicts)
     share = None if conflicts is None else conflicts / max(1, len(record.contributions))
     return {
-        "training/loss_mean": mean(losses),
-        "training/loss_worst_10_percent": worst(losses, 10, higher_is_better=False),
+        f"training/{loss}_mean": mean(losses),
+        f"training/{loss}_worst_10_percent": worst(losses, 10, higher_is_better=False),
         "step/conflicting_clients": conflicts,
         "step/conflicting_clients_share": share,
         "step/conflicting_layers": step.conflicting_layers,

@@ -58,7 +58,9 @@ class TaskMessages:
             id=assignment.id,
             round=round_number,
             model=model,
-            plan=wire.plan_out(coordinator.plan.for_client(member.client, round_number)),
+            plan=wire.plan_out(
+                coordinator.plan.for_client(member.client, round_number), coordinator.loss_plan
+            ),
             codec=codec,
             seconds_left=seconds_left,
             report_gradient_norm="gradient_norm" in fields,

@@ -95,6 +95,9 @@ class Needs:
     layers: bool = False  # whether the rule reads the products inside each layer (`gram.layers`)
     columns: bool = False  # whether its steps have `columns` instead of coefficients
     line_search: bool = False  # whether its steps have trials
+    # Whether the rule reads losses. Its papers mean F_k of the received model over all training
+    # data, so clients then measure them exactly, in a pass of their own.
+    exact_losses: bool = True
 
 
 class Rule(BaseModel):
@@ -137,14 +140,24 @@ class Rule(BaseModel):
 
 
 def reads_products(rule: Rule) -> bool:
-    """Return whether a rule may read inner products.
+    """Return whether a rule may read inner products."""
+    return rule.needs().products or _has_newer_step(rule)
 
-    A subclass that overrides `step` but not `needs` may read them: the inherited needs were
-    stated for another `step`.
+
+def reads_losses(rule: Rule) -> bool:
+    """Return whether a rule may read losses, or accuracies, which the same pass measures."""
+    needs = rule.needs()
+    return needs.exact_losses or "accuracy" in needs.reports or _has_newer_step(rule)
+
+
+def _has_newer_step(rule: Rule) -> bool:
+    """Return whether a subclass overrides `step` but not `needs`.
+
+    It may read anything: the inherited needs were stated for another `step`.
     """
     classes = type(rule).__mro__
     step, needs = (
         next(depth for depth, kind in enumerate(classes) if name in vars(kind))
         for name in ("step", "needs")
     )
-    return rule.needs().products or step < needs
+    return step < needs

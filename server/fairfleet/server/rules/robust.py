@@ -23,6 +23,10 @@ class Krum(Rule):
     f: int = Field(default=1, ge=0)  # the number of clients that may be hostile
     multi: int = Field(default=1, ge=1)
 
+    def needs(self) -> Needs:
+        """Return that the rule reads no losses."""
+        return Needs(exact_losses=False)
+
     def step(self, cohort: Cohort, state: State) -> Step:
         """Return equal coefficients for the updates with the lowest scores."""
         scores = krum_scores(cohort.own.whole, self.f)
@@ -50,8 +54,8 @@ class TrimmedMean(Rule):
     trim: int = Field(default=1, ge=0)
 
     def needs(self) -> Needs:
-        """Return that the rule works on columns and needs no inner products."""
-        return Needs(columns=True, products=False)
+        """Return that the rule works on columns; it needs no inner products and no losses."""
+        return Needs(columns=True, products=False, exact_losses=False)
 
     def step(self, cohort: Cohort, state: State) -> Step:
         """Return the trimmed mean as a column rule; trim less if there are too few clients."""
@@ -71,8 +75,8 @@ class Median(Rule):
     summary: ClassVar[str] = "per coordinate, the median"
 
     def needs(self) -> Needs:
-        """Return that the rule works on columns and needs no inner products."""
-        return Needs(columns=True, products=False)
+        """Return that the rule works on columns; it needs no inner products and no losses."""
+        return Needs(columns=True, products=False, exact_losses=False)
 
     def step(self, cohort: Cohort, state: State) -> Step:
         """Return the median as a column rule."""

@@ -29,10 +29,14 @@ class ClientSoftware(NamedTuple):
 
 
 def first_losses(store: ReadableStore) -> dict[str, float]:
-    """Return, by client, the loss of the received model at its first update."""
+    """Return, by client, the loss of the received model at its first update.
+
+    Means of batch losses are left out: rules that divide by the first loss mean an exact one.
+    """
     first = sa.select(updates.c.client, sa.func.min(updates.c.round).label("round")).group_by(
         updates.c.client
     )
+    first = first.where(updates.c.report.not_like('%"loss_measurement":"batches"%'))
     earliest = first.subquery()
     query = sa.select(updates.c.client, updates.c.report).join(
         earliest, (updates.c.client == earliest.c.client) & (updates.c.round == earliest.c.round)
@@ -66,8 +70,18 @@ def losses_at_start(store: ReadableStore, before: int) -> list[float]:
     return [TrainReport.model_validate_json(text).loss_before for (text,) in store.rows(query)]
 
 
-def past_candidates(store: ReadableStore, before: int | None = None) -> dict[str, Candidate]:
-    """Return, by client, its newest round and its loss then; only rounds `before`, if given."""
+def past_candidates(store: ReadableStore) -> dict[str, Candidate]:
+    """Return, by client, its newest round and its loss then."""
+    return {
+        client: Candidate(client, last_round=number, loss=report.loss_before)
+        for client, (number, report) in newest_reports(store).items()
+    }
+
+
+def newest_reports(
+    store: ReadableStore, before: int | None = None
+) -> dict[str, tuple[int, TrainReport]]:
+    """Return, by client, its newest round and its report then; only rounds `before`, if given."""
     newest = sa.select(updates.c.client, sa.func.max(updates.c.round).label("round")).group_by(
         updates.c.client
     )
@@ -76,9 +90,7 @@ def past_candidates(store: ReadableStore, before: int | None = None) -> dict[str
         latest, (updates.c.client == latest.c.client) & (updates.c.round == latest.c.round)
     )
     return {
-        client: Candidate(
-            client, last_round=number, loss=TrainReport.model_validate_json(text).loss_before
-        )
+        client: (number, TrainReport.model_validate_json(text))
         for client, number, text in store.rows(query)
     }
 

@@ -1,7 +1,9 @@
 """Measures what steps did to the clients' losses, from the reports that clients send anyway.
 
 A client that takes part in two consecutive rounds has reported its loss before and after the first
-round's step. A client that a deadline cut off is followed until its next report.
+round's step. Only losses that were measured exactly are compared: a mean of batch losses, or a
+sample, differs from the next one for other reasons too. A client that a deadline cut off is
+followed until its next report.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass, field
 
 from fairfleet.common.fairness import improved_share
 from fairfleet.server.storage import step_queries as records
-from fairfleet.server.storage.client_queries import past_candidates
+from fairfleet.server.storage.client_queries import newest_reports
 from fairfleet.server.storage.queries import Write
 from fairfleet.server.storage.step_queries import ReportedLoss
 from fairfleet.server.storage.store import Store, StoredUpdate
@@ -38,10 +40,9 @@ class ImprovementTracker:
     """Holds the newest reported loss of each client, and which clients were cut off."""
 
     def __init__(self, store: Store, round_number: int) -> None:
-        past = past_candidates(store, before=round_number).items()
         self._newest = {
-            client: ReportedLoss(candidate.loss or 0.0, candidate.last_round or 0)
-            for client, candidate in past
+            client: ReportedLoss.of(report, number)
+            for client, (number, report) in newest_reports(store, before=round_number).items()
         }
         self._away = records.still_away(store)
 
@@ -49,10 +50,7 @@ class ImprovementTracker:
         self, round_number: int, updates: Sequence[StoredUpdate], cut_off: Sequence[str]
     ) -> ImprovementReport:
         """Count a round with these updates; the `cut_off` clients missed its deadline."""
-        now = {
-            update.client: ReportedLoss(update.report.loss_before, round_number)
-            for update in updates
-        }
+        now = {update.client: ReportedLoss.of(update.report, round_number) for update in updates}
         measured = measure(round_number - 1, self._newest, now)
         back = {client: now[client] for client in now.keys() & self._away}
         report = ImprovementReport([records.came_back_write(back)] if back else [], measured)
@@ -78,7 +76,9 @@ def measure(
     clients = [
         client
         for client in sorted(after)
-        if client in before and before[client].round == round_number
+        if client in before
+        and before[client].round == round_number
+        and before[client].measurement == after[client].measurement == "exact"
     ]
     if not clients:
         return None

@@ -104,7 +104,8 @@ def add_quarantine(connection: Connection, folder: Path) -> None:
 def add_federation_records(connection: Connection, folder: Path) -> None:
     """7 -> 8: give the federation an id; add tables for clients, audit, settings, own evaluations.
 
-    A round gets a column that says whether it was undone.
+    A round gets a column that says whether it was undone, and the losses of clients that were cut
+    off get columns that say how they were measured.
     """
     for table in (
         "clients (client TEXT NOT NULL PRIMARY KEY, software TEXT NOT NULL, "
@@ -118,9 +119,14 @@ def add_federation_records(connection: Connection, folder: Path) -> None:
         "failure TEXT NOT NULL, seconds FLOAT NOT NULL, unix_seconds FLOAT NOT NULL)",
     ):
         connection.execute(sa.text(f"CREATE TABLE IF NOT EXISTS {table}"))
-    columns = {column["name"] for column in sa.inspect(connection).get_columns("rounds")}
-    if "undone_by" not in columns:
-        connection.execute(sa.text("ALTER TABLE rounds ADD COLUMN undone_by INTEGER"))
+    for name, column, kind in (
+        ("rounds", "undone_by", "INTEGER"),
+        ("cut_off", "measurement_before", "TEXT"),
+        ("cut_off", "measurement_after", "TEXT"),
+    ):
+        columns = {existing["name"] for existing in sa.inspect(connection).get_columns(name)}
+        if column not in columns:
+            connection.execute(sa.text(f"ALTER TABLE {name} ADD COLUMN {column} {kind}"))
     connection.execute(sa.text("DELETE FROM meta WHERE key = 'federation_id'"))
     connection.execute(
         sa.text("INSERT INTO meta VALUES ('federation_id', :id)"), {"id": str(uuid.uuid4())}

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fairfleet.common.reports import TrainReport
+from fairfleet.common.training_plan import LossMeasurement
 from fairfleet.server.aggregation.admission import AdmissionFinding
 
 # Left out of the JSON while they are empty, and read from other tables.
@@ -68,6 +69,9 @@ class CutOffClient:
     round_before: int | None = None
     loss_after: float | None = None
     round_after: int | None = None
+    # How the losses were measured; None: exactly, or there is no loss.
+    measurement_before: LossMeasurement | None = None
+    measurement_after: LossMeasurement | None = None
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,8 @@ cut_off = sa.Table(
     sa.Column("round_before", sa.Integer),
     sa.Column("loss_after", sa.Float),  # in its next report; null while there is none
     sa.Column("round_after", sa.Integer),
+    sa.Column("measurement_before", sa.Text),  # how loss_before was measured; null: exactly
+    sa.Column("measurement_after", sa.Text),
     sa.Index("cut_off_by_client", "client", "loss_after"),
 )
 quarantine = sa.Table(

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from fairfleet.common.reports import TrainReport
+from fairfleet.common.training_plan import LossMeasurement
 from fairfleet.server.storage.queries import ReadableStore, Write, writing
 from fairfleet.server.storage.round_record import CutOffClient, RoundRecord, StepImprovement
 from fairfleet.server.storage.schema import cut_off, measures, trials
@@ -25,6 +27,17 @@ class ReportedLoss:
 
     loss: float
     round: int
+    measurement: LossMeasurement = "exact"
+
+    @classmethod
+    def of(cls, report: TrainReport, round_number: int) -> ReportedLoss:
+        """Return the loss in a report about this round."""
+        return cls(report.loss_before, round_number, report.loss_measurement)
+
+    @property
+    def label(self) -> str | None:
+        """How the loss was measured; None: exactly."""
+        return None if self.measurement == "exact" else self.measurement
 
 
 # ---- trials of a step --------------------------------------------------------------------------
@@ -84,6 +97,7 @@ def cut_off_write(round_number: int, clients: Mapping[str, ReportedLoss | None])
             "client": client,
             "loss_before": newest.loss if newest else None,
             "round_before": newest.round if newest else None,
+            "measurement_before": newest.label if newest else None,
         }
         for client, newest in clients.items()
     ]
@@ -100,9 +114,12 @@ def came_back_write(reports: Mapping[str, ReportedLoss]) -> Write:
                 & cut_off.c.loss_after.is_(None)
                 & (cut_off.c.round < now.round)
             )
-            connection.execute(
-                cut_off.update().where(waiting).values(loss_after=now.loss, round_after=now.round)
-            )
+            values = {
+                "loss_after": now.loss,
+                "round_after": now.round,
+                "measurement_after": now.label,
+            }
+            connection.execute(cut_off.update().where(waiting).values(values))
 
     return write
 
@@ -110,8 +127,12 @@ def came_back_write(reports: Mapping[str, ReportedLoss]) -> Write:
 def late_report_write(client: str, now: ReportedLoss) -> Write:
     """Record the loss in a late update: the client's loss when the round continued without it."""
     is_cut_off = (cut_off.c.client == client) & (cut_off.c.round == now.round)
-    statement = cut_off.update().where(is_cut_off)
-    return writing(statement.values(loss_before=now.loss, round_before=now.round))
+    values = {
+        "loss_before": now.loss,
+        "round_before": now.round,
+        "measurement_before": now.label,
+    }
+    return writing(cut_off.update().where(is_cut_off).values(values))
 
 
 def still_away(store: ReadableStore) -> set[str]:
@@ -136,7 +157,8 @@ def completed(
     )
     for row in store.rows(query):
         losses = (row.loss_before, row.round_before, row.loss_after, row.round_after)
-        missing[row.round].append(CutOffClient(row.client, *losses))
+        measurements = (row.measurement_before, row.measurement_after)
+        missing[row.round].append(CutOffClient(row.client, *losses, *measurements))
     return [
         replace(
             record,

@@ -172,6 +172,12 @@ const STORIES = {
   loss: { name: "loss", there: () => newest()?.loss, entries: () => state.evaluations.filter((entry) => entry.loss), format: number, lead: "On the clients' own test data; lower is better." },
   training: { name: "training loss", there: () => state.rounds.length, format: number, lead: "Of the model that each round's clients received, on their training data; lower is better." },
 };
+// What the training losses are, where they were not measured exactly over all training data.
+const LOSS_NOTES = {
+  batches: " Means of batch losses over the first pass, while the model trains.",
+  sampled: " Measured on a random sample of each client's data.",
+  mixed: " Some were measured exactly, some are means of batch losses or of a sample.",
+};
 let story = null;
 
 function hero() {
@@ -179,7 +185,8 @@ function hero() {
   const chosen = possible.includes(story) ? story : possible[0];
   const make = (key) => h("button", { type: "button", role: "tab", onclick: () => { story = key; hero(); } }, STORIES[key].name);
   keyed($("hero-tabs"), possible, make, (tab, key) => tab.setAttribute("aria-selected", String(key === chosen)));
-  text("hero-lead", STORIES[chosen].lead);
+  const note = chosen === "training" ? (LOSS_NOTES[state.rounds.at(-1)?.loss_measurement] ?? "") : "";
+  text("hero-lead", STORIES[chosen].lead + note);
   if (chosen === "training") return trainingLoss();
   const { entries, format } = STORIES[chosen], found = entries();
   const of = (key) => found.map((entry) => entry[chosen][key]);

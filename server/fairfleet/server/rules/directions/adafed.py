@@ -40,7 +40,7 @@ class AdaFed(Rule):
 
     def needs(self) -> Needs:
         """Return that losses may not be negative: f^gamma must be larger for the worse client."""
-        return Needs(losses="non_negative" if self.gamma else "any")
+        return Needs(losses="non_negative" if self.gamma else "any", exact_losses=self.gamma > 0.0)
 
     def window(self, known_clients: int, clients: int) -> int:
         """Return the greatest age of the absent clients' rows."""

@@ -47,7 +47,9 @@ class FedLF(Rule):
 
     def needs(self) -> Needs:
         """Return that products per layer are needed; P is an angle between losses >= 0."""
-        return Needs(layers=True, losses="non_negative" if self.use_p else "any")
+        return Needs(
+            layers=True, losses="non_negative" if self.use_p else "any", exact_losses=self.use_p
+        )
 
     def window(self, known_clients: int, clients: int) -> int:
         """Return tau = floor(M / |S|): about the rounds that it takes to select every client."""

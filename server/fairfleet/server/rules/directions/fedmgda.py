@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from fairfleet.server.rules.base import Rule, State, Step
+from fairfleet.server.rules.base import Needs, Rule, State, Step
 from fairfleet.server.rules.cohort import (
     Absent,
     Cohort,
@@ -35,6 +35,10 @@ class FedMGDA(Rule):
 
     summary: ClassVar[str] = "shortest convex combination: descends for every client"
 
+    def needs(self) -> Needs:
+        """Return that the rule reads no losses."""
+        return Needs(exact_losses=False)
+
     def step(self, cohort: Cohort, state: State) -> Step:
         """Return the shortest convex combination of the updates that are not zero."""
         everyone = cohort.objectives("ignore", 0)
@@ -55,6 +59,10 @@ class FedMGDAPlus(Rule):
     lam0: Weighting = "uniform"
     absent: Absent = "ignore"  # history: absent clients' last rows are objectives too
     absent_rounds: int = Field(default=10, ge=1)  # the greatest age of such a row, in rounds
+
+    def needs(self) -> Needs:
+        """Return that the rule reads no losses."""
+        return Needs(exact_losses=False)
 
     def window(self, known_clients: int, clients: int) -> int:
         """Return the greatest age of the absent clients' rows."""

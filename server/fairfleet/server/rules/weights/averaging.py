@@ -21,8 +21,8 @@ class FedAvg(Rule):
     weighting: Weighting = "samples"
 
     def needs(self) -> Needs:
-        """Return that no inner products are needed."""
-        return Needs(products=False)
+        """Return that neither inner products nor losses are needed."""
+        return Needs(products=False, exact_losses=False)
 
     def is_plain_mean(self) -> bool:
         """Return whether the weights are uniform. A subclass may do anything, so it is not."""
@@ -40,8 +40,8 @@ class FedAvgN(Rule):
     weighting: Weighting = "uniform"
 
     def needs(self) -> Needs:
-        """Return that no inner products are needed, only lengths."""
-        return Needs(products=False)
+        """Return that neither inner products nor losses are needed, only lengths."""
+        return Needs(products=False, exact_losses=False)
 
     def step(self, cohort: Cohort, state: State) -> Step:
         """Return the weights over the lengths, without clients whose update is zero."""

@@ -27,8 +27,8 @@ class FedNova(Rule):
     lr_mu: float = Field(default=0.0, ge=0.0)  # the clients' learning rate times proximal mu
 
     def needs(self) -> Needs:
-        """Return that clients must report their number of local steps."""
-        return Needs(reports=("steps",), products=False)
+        """Return that clients must report their number of local steps, and no losses."""
+        return Needs(reports=("steps",), products=False, exact_losses=False)
 
     def step(self, cohort: Cohort, state: State) -> Step:
         """Return the normalised mean; a client without local steps has no weight."""
