@@ -3,7 +3,7 @@
     python docker/hashes.py
 
 The versions are those of constraints.txt; which packages belong to a layer is read from the
-packages that are installed beside this Python. pip is asked, without downloading, which wheels it
+packages that are installed with this Python. pip reports, without downloading, which wheels it
 would take on each platform below, and for their hashes. `make pins` runs this at its end.
 
 PyTorch's own wheel is not among them: docs/supply-chain.md says why, and how it is checked. Its

@@ -30,11 +30,11 @@ def build(name: str) -> str:
     if name in OVERLAYS:
         return _kustomize(HERE / "overlays" / name)
     with TemporaryDirectory() as folder:
-        beside = os.path.relpath(HERE, os.path.realpath(folder))
+        relative = os.path.relpath(HERE, os.path.realpath(folder))
         kustomization = {
             "namespace": "fairfleet",
-            "resources": [f"{beside}/base"],
-            "components": [f"{beside}/components/{component}" for component in OTHER_COMPONENTS],
+            "resources": [f"{relative}/base"],
+            "components": [f"{relative}/components/{component}" for component in OTHER_COMPONENTS],
         }
         (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
         return _kustomize(Path(folder))

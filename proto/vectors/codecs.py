@@ -1,4 +1,4 @@
-"""Writes codecs.json beside this file: for each codec some values, their bytes, and what the bytes
+"""Writes codecs.json in this folder: for each codec some values, their bytes, and what the bytes
 decode to.
 
     python proto/vectors/codecs.py

@@ -235,9 +235,11 @@ def test_unread_downloads_use_bounded_memory(siege: Siege) -> None:
 
 def fetches(device: Device) -> bool:
     device.join()
-    asked = pb.FetchModelRequest(session=device.session, version=device.train_task().model.version)
+    fetch_request = pb.FetchModelRequest(
+        session=device.session, version=device.train_task().model.version
+    )
     try:
-        return bool(list(device.stub.FetchModel(asked)))
+        return bool(list(device.stub.FetchModel(fetch_request)))
     except grpc.RpcError:
         return False
 

@@ -68,15 +68,15 @@ def borne(fleet: SecureFleet, growth_mib: int = GROWTH_MIB) -> Iterator[None]:
     fleet.wait_for_version(fleet.version() + 2)
     make = operator_pb2.MakeTokenRequest(client="late", seconds=60, certificate_seconds=60)
     secret = fleet.operator().MakeToken(make, timeout=20).secret
-    asked = enrolment_pb2.EnrolRequest(
+    enrol_request = enrolment_pb2.EnrolRequest(
         client="late", secret=secret, request=new_request(client("late"))[1]
     )
-    assert until(lambda: enrolled(fleet, asked), "a place for a device with a token")
+    assert until(lambda: enrolled(fleet, enrol_request), "a place for a device with a token")
 
 
-def enrolled(fleet: SecureFleet, asked: enrolment_pb2.EnrolRequest) -> bool:
+def enrolled(fleet: SecureFleet, enrol_request: enrolment_pb2.EnrolRequest) -> bool:
     try:
-        response = fleet.enrolment_stub().Enrol(asked, timeout=20)
+        response = fleet.enrolment_stub().Enrol(enrol_request, timeout=20)
     except grpc.RpcError as error:
         if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise

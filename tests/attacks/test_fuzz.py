@@ -158,8 +158,8 @@ class Fuzzer:
         try:
             call()
         except grpc.RpcError as error:
-            told: Any = error
-            code, details = told.code(), told.details()
+            call_error: Any = error
+            code, details = call_error.code(), call_error.details()
         self.codes[code.name] += 1
         assert code not in OURS, f"{name} answered {code.name} ({details}) to {data[:300]!r}"
 
@@ -228,8 +228,8 @@ def test_malformed_certificate_requests_are_refused(tmp_path: Path) -> None:
                 try:
                     call(data, timeout=20)
                 except grpc.RpcError as error:
-                    told: Any = error
-                    code, details = told.code(), told.details()
+                    call_error: Any = error
+                    code, details = call_error.code(), call_error.details()
                 assert code not in OURS, (
                     f"{path} answered {code.name} ({details}) to {data[:300]!r}"
                 )

@@ -98,8 +98,8 @@ def test_an_image_has_descriptive_labels(docker: Engine, image: str) -> None:
     assert said[f"{prefix}version"] == VERSION
     assert said[f"{prefix}licenses"] == "Apache-2.0"
     assert {f"{prefix}revision", f"{prefix}source", f"{prefix}description"} <= set(said)
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert inside(docker, image, "fairfleet", "--version") == f"fairfleet {told}"
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert inside(docker, image, "fairfleet", "--version") == f"fairfleet {declared}"
 
 
 def test_the_first_process_forwards_signals_and_reaps_orphans(docker: Engine) -> None:

@@ -129,9 +129,9 @@ def test_cert_manager_issues_certificates_with_the_right_identities(
         for volume in manifests.pod("fairfleet-client")["volumes"]
         if volume["name"] == "credentials"
     ]
-    asked: Manifest = volume["csi"]["volumeAttributes"]
-    uri = asked["csi.cert-manager.io/uri-sans"].replace("${POD_NAME}", "fairfleet-client-3")
+    attributes: Manifest = volume["csi"]["volumeAttributes"]
+    uri = attributes["csi.cert-manager.io/uri-sans"].replace("${POD_NAME}", "fairfleet-client-3")
     assert identity_of([uri]) == Identity(Role.CLIENT, settings.numbered(3).name)
-    assert asked["csi.cert-manager.io/issuer-name"] in issuers
-    for usages in (operator["usages"], asked["csi.cert-manager.io/key-usages"].split(",")):
+    assert attributes["csi.cert-manager.io/issuer-name"] in issuers
+    for usages in (operator["usages"], attributes["csi.cert-manager.io/key-usages"].split(",")):
         assert "client auth" in usages

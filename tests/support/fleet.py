@@ -198,7 +198,7 @@ class Fleet:
         return process
 
     def prefix(self, name: str) -> list[str]:
-        """Return what stands before a process's command: nothing by default."""
+        """Return the prefix of a process's command: nothing by default."""
         return []
 
     def identity_of(self, name: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 strace records a real server while clients train, one of which is killed and restarted. The disk is
 then cut at every moment of the recording. The real recovery opens what is left and must honour
-everything that any client had been told by then. Killing a process cannot test this, because the
+every promise that any client had received by then. Killing a process cannot test this, because the
 page cache survives the process.
 """
 
@@ -61,12 +61,12 @@ FLAT = {key: value for key, value in SETTINGS.items() if not isinstance(value, d
 
 
 @dataclass(frozen=True)
-class Told:
+class Promise:
     """A promise to a client, and when it was given: it must hold from then on."""
 
-    at: float
+    given_at: float
     what: str
-    kept: Callable[[Store], bool]
+    holds: Callable[[Store], bool]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Recording:
     root: Path  # of the disk
     model: Path  # the initial one
     moments: list[list[Moment]]  # for each server process
-    told: list[Told]
+    promises: list[Promise]
     values: dict[tuple[str, int], float]  # of updates, by client and round
 
 
@@ -107,11 +107,11 @@ class Watched(Fleet):
 
 
 class Story:
-    """Clients driven by hand, which record everything that they are told."""
+    """Clients driven by hand, which record every promise of the server."""
 
     def __init__(self, fleet: Watched) -> None:
         self.fleet = fleet
-        self.told: list[Told] = []
+        self.promises: list[Promise] = []
         self.values: dict[tuple[str, int], float] = {}
 
     def begin(self) -> None:
@@ -134,7 +134,9 @@ class Story:
         for device, response in zip(self.devices, responses, strict=True):
             device.task = response.train
             assert device.task.round == number
-            self._tell(f"version {number}", _knows_model(number, device.task.model.digest))
+            self._record_promise(
+                f"version {number}", _knows_model(number, device.task.model.digest)
+            )
         for device in self.devices[: 2 if number in LATE else 3]:
             self._send(device)
         if number in LATE:
@@ -157,7 +159,7 @@ class Story:
         late = device.name == "slow" and number in LATE
         assert receipt.outcome == (pb.OUTCOME_HISTORY if late else pb.OUTCOME_COUNTED)
         is_stored = _remembers if late else _counts
-        self._tell(
+        self._record_promise(
             f"receipt of {device.name} for round {number}",
             is_stored(device.name, number, encoded.digest),
         )
@@ -170,16 +172,16 @@ class Story:
         )
         device.stub.ReportEvaluation(request, timeout=10)
         name = device.name
-        self._tell(
+        self._record_promise(
             f"evaluation {version} of {name}", lambda store: name in evaluations_of(store, version)
         )
 
     def revoke(self, client: str) -> None:
         self.fleet.operator().Revoke(operator_pb2.RevokeRequest(client=client), timeout=10)
-        self._tell(f"revocation of {client}", lambda store: client in store.revoked())
+        self._record_promise(f"revocation of {client}", lambda store: client in store.revoked())
 
-    def _tell(self, what: str, kept: Callable[[Store], bool]) -> None:
-        self.told.append(Told(time.time(), what, kept))
+    def _record_promise(self, what: str, holds: Callable[[Store], bool]) -> None:
+        self.promises.append(Promise(time.time(), what, holds))
 
 
 def _knows_model(version: int, digest: bytes) -> Callable[[Store], bool]:
@@ -191,7 +193,7 @@ def _knows_model(version: int, digest: bytes) -> Callable[[Store], bool]:
 def _counts(client: str, number: int, digest: bytes) -> Callable[[Store], bool]:
     """Return whether the update counts once: in its round, or in the record of that round."""
 
-    def kept(store: Store) -> bool:
+    def holds(store: Store) -> bool:
         update = store.update_of(client, number)
         if update is None or update.digest != digest:
             return False
@@ -200,19 +202,19 @@ def _counts(client: str, number: int, digest: bytes) -> Callable[[Store], bool]:
         (record,) = store.records(number, number)
         return [part.client for part in record.contributions].count(client) == 1
 
-    return kept
+    return holds
 
 
 def _remembers(client: str, number: int, digest: bytes) -> Callable[[Store], bool]:
     """Return whether the value is stored, until the client reports a newer one."""
 
-    def kept(store: Store) -> bool:
+    def holds(store: Store) -> bool:
         newer = [
             past for past in store.history_rows() if past.client == client and past.round > number
         ]
         return bool(newer) or store.history_digest(client, number) == digest
 
-    return kept
+    return holds
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +237,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
         story.revoke("mallory")
         assert fleet.stop_server() == 0
         lives.append(story.end())
-        yield Recording(fleet.disk, model, lives, story.told, story.values)
+        yield Recording(fleet.disk, model, lives, story.promises, story.values)
     finally:
         fleet.end()
 
@@ -291,7 +293,7 @@ class Judge:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
         lay_out(files, self._folder)
-        due = [told for told in self._recording.told if told.at <= at]
+        due = [promise for promise in self._recording.promises if promise.given_at <= at]
         try:
             found = self._look(due, renamed)
             asyncio.run(self._restart())
@@ -313,16 +315,21 @@ class Judge:
         finally:
             store.close()
 
-    def _look(self, due: list[Told], renamed: Renamed) -> list[str]:
+    def _look(self, due: list[Promise], renamed: Renamed) -> list[str]:
         if not (self._folder / "state").exists():
-            return [f"{told.what} is forgotten: there is no directory any more" for told in due]
+            return [
+                f"{promise.what} is forgotten: there is no directory any more" for promise in due
+            ]
         store = Store(self._folder / "state")
         try:
             if not store.has_federation:
                 return [
-                    f"{told.what} is forgotten: there is no federation any more" for told in due
+                    f"{promise.what} is forgotten: there is no federation any more"
+                    for promise in due
                 ]
-            forgotten = [f"{told.what} is forgotten" for told in due if not told.kept(store)]
+            forgotten = [
+                f"{promise.what} is forgotten" for promise in due if not promise.holds(store)
+            ]
             return [*check(store).problems, *forgotten, *self._damaged(store, renamed)]
         finally:
             store.close()
@@ -405,7 +412,9 @@ def test_omitting_any_kind_of_fsync_is_detected(
 
 def test_a_real_server_continues_after_a_power_cut(recording: Recording, tmp_path: Path) -> None:
     disks = [
-        files for moment, files, _ in cuts(recording, "anything") if moment > recording.told[0].at
+        files
+        for moment, files, _ in cuts(recording, "anything")
+        if moment > recording.promises[0].given_at
     ]
     for number, files in enumerate(disks[:: len(disks) // 3]):
         fleet = Fleet(tmp_path / str(number))

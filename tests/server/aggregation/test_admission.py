@@ -136,8 +136,8 @@ def test_the_influence_of_any_update_is_bounded_by_the_others(
         return
     untrained = 1.5 * float(np.median(start)) if start else 0.0
     for index in range(len(norms)):
-        others = [np.delete(one, index) for one in found]
-        length, loss, count = (float(np.median(one)) for one in others)
+        others = [np.delete(values, index) for values in found]
+        length, loss, count = (float(np.median(values)) for values in others)
         if length > 0:
             assert passed.factors[index] * norms[index] <= 3 * length * (1 + 1e-9)
         if count > 0:

@@ -172,7 +172,7 @@ def test_the_level_depends_on_the_selected_number_not_on_arrival_order() -> None
 # ---- reported figures ----------------------------------------------------------------------------
 
 
-def told(name: str, level: Any, clients: int = 5) -> dict[str, Any]:
+def recorded(name: str, level: Any, clients: int = 5) -> dict[str, Any]:
     draw = np.random.default_rng(1)
     rows = {
         f"client {k:03d}": draw.standard_normal(SIZE).astype(np.float32) for k in range(clients)
@@ -186,7 +186,7 @@ def told(name: str, level: Any, clients: int = 5) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["fedavg", "fedlf", "fedmgda"])
 def test_figures_that_were_not_computed_are_absent_and_the_level_is_recorded(name: str) -> None:
-    full, model, off = (told(name, level) for level in LEVELS)
+    full, model, off = (recorded(name, level) for level in LEVELS)
     assert [record["level"] for record in (full, model, off)] == list(LEVELS)
     assert {"conflicts", "layer_conflicts", "client_cosines"} <= full.keys()
     assert "layer_conflicts" not in model
@@ -203,8 +203,8 @@ def test_figures_that_were_not_computed_are_absent_and_the_level_is_recorded(nam
 
 
 def test_cosines_between_clients_are_recorded_for_small_rounds_only() -> None:
-    assert "client_cosines" not in told("fedavg", "full", MAX_CLIENTS + 1)
-    assert len(told("fedavg", "model", MAX_CLIENTS)["client_cosines"]) == MAX_CLIENTS
+    assert "client_cosines" not in recorded("fedavg", "full", MAX_CLIENTS + 1)
+    assert len(recorded("fedavg", "model", MAX_CLIENTS)["client_cosines"]) == MAX_CLIENTS
 
 
 # ---- rules of other packages ---------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_an_earlier_state_and_the_changes_since_add_up_to_the_current_state(
 
 
 def row(picture: DashboardState, client: str) -> dict[str, Any]:
-    return next(found for found in picture.since(0)["clients"] if found["client"] == client)
+    return next(entry for entry in picture.since(0)["clients"] if entry["client"] == client)
 
 
 def test_a_client_selected_again_after_a_restart_counts_once() -> None:
@@ -238,10 +238,10 @@ def test_a_client_that_tries_a_step_is_shown_as_verifying_and_the_round_has_the_
     assert row(picture, "ann")["state"] == "verifying"
     picture.observe(event(step_tried=pb.StepTried(client="ann")))
     assert row(picture, "ann")["state"] == "delivered"
-    told = record(0)
-    told.promised = 1.0
-    told.verification.CopyFrom(pb.Verification(factor=0.5, seconds=2.0))
-    picture.committed(told, step())
+    fields = record(0)
+    fields.promised = 1.0
+    fields.verification.CopyFrom(pb.Verification(factor=0.5, seconds=2.0))
+    picture.committed(fields, step())
     assert {row(picture, client)["state"] for client in CLIENTS} == {"idle"}
     seen = picture.revision
     picture.observe(event(1, step_measured=measured(0, 0.75)))
@@ -264,16 +264,16 @@ def test_a_revoked_client_has_no_streak() -> None:
 
 
 def step_at(level: str) -> StepTaken:
-    told = {
+    fields = {
         "rule": "fedavg",
         "status": "ok",
         "level": level,
         "coefficients": dict.fromkeys(CLIENTS, 0.25),
     }
-    told |= {"history_coefficients": {}, "direction_norm": 1.0, "cosines": {}}
+    fields |= {"history_coefficients": {}, "direction_norm": 1.0, "cosines": {}}
     if level == "model":
-        told |= {"conflicts": ["bob"], "cosines": dict.fromkeys(CLIENTS, 0.5)}
-    return StepTaken.of(told)
+        fields |= {"conflicts": ["bob"], "cosines": dict.fromkeys(CLIENTS, 0.5)}
+    return StepTaken.of(fields)
 
 
 def test_figures_that_were_not_computed_are_shown_as_unknown_not_as_zero() -> None:

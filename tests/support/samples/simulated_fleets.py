@@ -34,12 +34,14 @@ def mlp(hidden: int = 5, softmax: bool = False) -> nn.Module:
 
 
 def federation(rule: str = "fedavg", plan: Plan | None = None, **fields: Any) -> Federation:
-    known = {"clients": fleet(), "model": mlp, "rounds": 3, "workers": 2}
+    settings = {"clients": fleet(), "model": mlp, "rounds": 3, "workers": 2}
     parameters = fields.pop("parameters", {})
-    made = recipe(rule, **parameters)
-    return Federation(recipe=made, plan=plan or Plan(epochs=2, batch_size=8), **(known | fields))
+    rule_recipe = recipe(rule, **parameters)
+    return Federation(
+        recipe=rule_recipe, plan=plan or Plan(epochs=2, batch_size=8), **(settings | fields)
+    )
 
 
-def run(made: Federation) -> tuple[Simulation, list[RoundResult]]:
-    simulation = Simulation(made)
+def run(federation_: Federation) -> tuple[Simulation, list[RoundResult]]:
+    simulation = Simulation(federation_)
     return simulation, list(simulation.rounds())
