@@ -167,6 +167,11 @@ class Fleet:
         self.clients[name] = self._start(words, f"{name}.log")
         return self.clients[name]
 
+    def client_folder(self, name: str) -> Path:
+        """Return the folder of a client that has joined one federation."""
+        (folder,) = (self.folder / "clients" / name).glob("*-*-*-*-*")
+        return folder
+
     def start_command(self, name: str, *words: str) -> Process:
         """Start an operator's command, in the version of `installations[name]`.
 

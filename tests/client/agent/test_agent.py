@@ -106,9 +106,6 @@ class RecordingConnection:
         self.joined = pb.JoinResponse(federation="f", privacy=privacy)
         self.requests: list[dict[str, Any]] = []
 
-    def federation(self) -> str:
-        return "f"
-
     def open_upload(self, **fields: Any) -> pb.OpenUploadResponse:
         self.requests.append(fields)
         return pb.OpenUploadResponse(receipt=pb.Receipt(outcome=pb.OUTCOME_IGNORED, durable=True))
@@ -204,7 +201,8 @@ def test_a_client_that_requires_noise_does_nothing_for_a_server_that_requests_le
     task = pb.NextTaskResponse()
     getattr(task, kind).id = "0.0.x"
     monkeypatch.setattr(agent._models, "next_task", lambda: task)
-    monkeypatch.setattr(agent._connection, "federation", lambda: "f")
+    joined = pb.JoinResponse(federation="f")
+    monkeypatch.setattr(agent._connection, "enter", lambda: joined)
     with pytest.raises(UsageError, match="sends none with less than 1"):
         agent.run()
 

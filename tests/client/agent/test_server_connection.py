@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from fairfleet.client.agent.server_connection import (
+from fairfleet.client.agent.pauses import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     PATIENT_PAUSE_SECONDS,

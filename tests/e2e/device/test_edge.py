@@ -16,7 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
-from fairfleet.client.agent.server_connection import CALL_SECONDS, PATIENT_PAUSE_SECONDS
+from fairfleet.client.agent.pauses import PATIENT_PAUSE_SECONDS
+from fairfleet.client.agent.server_connection import CALL_SECONDS
 from fairfleet.client.settings import ClientSettings
 from fairfleet.common.cli.settings import read_settings
 from tests.deploy.settings import ROOT

@@ -199,9 +199,8 @@ def test_a_late_update_of_a_killed_client_is_sent_after_its_restart(
     fleet.start_client("slow", shift=4, steps=50, step_seconds=0.05)
     fleet.wait_for_version(1)
     fleet.kill_server()
-    until(
-        (fleet.folder / "clients" / "slow" / "update.json").exists, "an update on the client's disk"
-    )
+    update = fleet.client_folder("slow") / "update.json"
+    until(update.exists, "an update on the client's disk")
     fleet.kill_client("slow")
     fleet.start_server(**settings)
     fleet.start_client("slow", trouble="hang")

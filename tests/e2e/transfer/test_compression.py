@@ -23,7 +23,7 @@ def held_back(fleet: Fleet, client: str, rounds: int) -> Vector:
 
     The receipt of the last one may not have been final.
     """
-    stored = StoredResidual(next((fleet.folder / "clients").glob(f"**/{client}")))
+    stored = StoredResidual(fleet.client_folder(client))
     (digest,) = fleet.query(
         f"select digest from updates where client = '{client}' and round = {rounds - 1}"
     )[0]
@@ -215,7 +215,7 @@ def test_an_update_that_only_enters_the_history_leaves_the_residual_unchanged(
     first = until(late_rounds, "a late update")
     until(lambda: late_rounds() - first, "another one")
     assert fleet.query("select count(*) from updates where client = 'slow'") == [(0,)]
-    folder = next((fleet.folder / "clients").glob("**/slow"))
+    folder = fleet.client_folder("slow")
     assert StoredResidual(folder).of("federation", fleet.model(0).signature, 10_000) is None
     row = np.load(next((fleet.state / "history").glob("slow@*.npy")))
     assert set(np.unique(row)) == {0.0, 2.0}, (

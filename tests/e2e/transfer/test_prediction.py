@@ -57,7 +57,7 @@ def bases(fleet: Fleet) -> dict[str, Path]:
 
 
 def client_holds(fleet: Fleet, client: str, rounds: int) -> Vector:
-    last = LastUpdate(next((fleet.folder / "clients").glob(f"**/{client}")))
+    last = LastUpdate(fleet.client_folder(client))
     (digest,) = fleet.query(
         f"select digest from updates where client = '{client}' and round = {rounds - 1}"
     )[0]
@@ -184,7 +184,7 @@ def test_a_client_that_lost_its_state_starts_with_a_full_update(fleet: Fleet) ->
     start_clients(fleet)
     fleet.wait_for_version(3)
     fleet.kill_client("b")
-    shutil.rmtree(next((fleet.folder / "clients").glob("**/b")))
+    shutil.rmtree(fleet.client_folder("b"))
     fleet.start_client("b", shift=SHIFTS["b"], **SLOW)
     fleet.wait_for_version(rounds)
     assert set(fleet.wait_clients().values()) == {0}

@@ -7,11 +7,13 @@ heartbeats while the main thread trains.
 from __future__ import annotations
 
 import logging
-import secrets
 from pathlib import Path
 
+from fairfleet.client.agent.call_errors import FederationChanged
 from fairfleet.client.agent.counters import ClientCounters
 from fairfleet.client.agent.heartbeat import Heartbeat
+from fairfleet.client.agent.introduction import join_request
+from fairfleet.client.agent.local_state import LocalState
 from fairfleet.client.agent.model_cache import ModelCache
 from fairfleet.client.agent.server_connection import ServerConnection, Stopped
 from fairfleet.client.agent.update_maker import UpdateMaker
@@ -24,13 +26,11 @@ from fairfleet.client.training.personal_model import PersonalModel
 from fairfleet.client.training.step_trials import trial_losses
 from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common import wire
-from fairfleet.common.codecs import ABILITIES
 from fairfleet.common.errors import BadRequest, NotKept, TaskFailed, UsageError, WrongState
-from fairfleet.common.features import CLIENT_FEATURES, SPOKEN, software, unknown_to_client
+from fairfleet.common.features import software, unknown_to_client
 from fairfleet.common.net.server_access import ServerAccess
 from fairfleet.common.privacy import PrivacyTerms, SystemNoise, protected_evaluation, shortfall
 from fairfleet.common.reports import Evaluation
-from fairfleet.common.tensors import Signature
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,11 @@ class Agent:
         )
         signature = task.initial_model().signature
         self._connection = ServerConnection(
-            server, _join_request(name, task, signature), self.counters
+            server, join_request(name, task, signature), self.counters
         )
         self._models = ModelCache(self._connection, signature)
         self._uploader = UpdateUploader(self._connection, self._spool, self.counters, least_noise)
+        self._local_state = LocalState(folder, (self._spool, self._personal))
         self._heartbeat = Heartbeat(self._connection)
         self._renewal = Renewal(server)
 
@@ -87,19 +88,41 @@ class Agent:
         reason = "stopped"
         try:
             self._wait_until_available()
-            self._uploader.send_unsent()
             while True:
-                self._renewal.renew_if_due()
-                self._wait_until_available()
-                response = self._models.next_task()
-                if response.WhichOneof("task") == "finished":
-                    reason = response.finished.reason
+                try:
+                    reason = self._take_part()
                     return reason
-                self._handle(response)
+                except FederationChanged as change:
+                    log.warning("%s; this client goes on there", change)
         except Stopped:
             return reason
         finally:
             self._connection.leave(reason)
+            self._local_state.leave()
+
+    def _take_part(self) -> str:
+        """Do the tasks of one federation until it is finished, and return why it is."""
+        self._enter_federation()
+        while True:
+            self._renewal.renew_if_due()
+            self._wait_until_available()
+            response = self._models.next_task()
+            if response.WhichOneof("task") == "finished":
+                return response.finished.reason
+            self._handle(response)
+
+    def _enter_federation(self) -> None:
+        """Join, use the folder of the federation, and send the update that is left in it."""
+        self._local_state.enter(self._connection.enter(), self._pause_in_session)
+        self._models.forget()
+        self._uploader.send_unsent()
+
+    def _pause_in_session(self, seconds: float) -> None:
+        """Wait, but keep the lease: a process that was replaced learns of it from the server."""
+        self._connection.wait(seconds)
+        self._connection.heartbeat()
+
+    # ---- tasks ---------------------------------------------------------------------------------
 
     def _handle(self, response: pb.NextTaskResponse) -> None:
         match response.WhichOneof("task"):
@@ -330,26 +353,6 @@ class Agent:
             )
         except WrongState as error:  # the server now requires more noise
             _log_not_needed(request.id, error, request.model.version)
-
-
-def _join_request(name: str, task: Task, signature: Signature) -> pb.JoinRequest:
-    """Return how this client introduces itself to the server."""
-    return pb.JoinRequest(
-        client=name,
-        instance=secrets.token_hex(8),
-        protocol_version=SPOKEN.newest,
-        oldest_protocol_version=SPOKEN.oldest,
-        features=CLIENT_FEATURES,
-        software=software(),
-        codecs=list(ABILITIES),
-        device=task.device,
-        train_samples=task.train_samples,
-        test_samples=task.test_samples,
-        signature=wire.signature_out(signature),
-        verifies=isinstance(task, Measuring),
-        protects=True,
-        predicts=True,
-    )
 
 
 def _can_be_sent(spooled: SpooledUpdate, request: pb.TrainTask, terms: PrivacyTerms) -> bool:

@@ -10,11 +10,32 @@ import re
 
 import grpc
 
-from fairfleet.common.errors import AnotherUpdateCounts, Refused, WrongState
+from fairfleet.common.errors import AnotherUpdateCounts, BadRequest, FleetError, Refused, WrongState
 from fairfleet.common.wire import ERROR_METADATA, RETRY_METADATA, STANDING_METADATA
+from fairfleet.proto.v1 import fleet_pb2 as pb
 
 LONGEST_HINT_SECONDS = 600.0  # a server may request a pause, but not forever
 NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+
+
+class JoinRefused(Refused):
+    """The server does not accept this client; the call for which it joined was not judged."""
+
+
+class FederationChanged(FleetError):
+    """The server has another federation than that for which a call was to be made."""
+
+    def __init__(self, address: str, before: pb.JoinResponse, now: pb.JoinResponse) -> None:
+        """Create the error from the earlier and the present answer to Join."""
+        super().__init__(
+            f"server {address} has federation {now.federation} ({now.federation_id or 'no id'}) "
+            f"now, and had {before.federation} ({before.federation_id or 'no id'}) before"
+        )
+
+
+def join_refusal(refused: Refused) -> Refused:
+    """Return the error of a refused Join, which no caller takes for the answer to its own call."""
+    return JoinRefused(str(refused)) if isinstance(refused, BadRequest | WrongState) else refused
 
 
 def is_from_server(error: Exception) -> bool:

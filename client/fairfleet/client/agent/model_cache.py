@@ -50,6 +50,10 @@ class ModelCache:
         self._step = None
         return self._memory()[1]
 
+    def forget(self) -> None:
+        """Drop the models: those of another federation may have another order of tensors."""
+        self._models = self._version = self._step = self._early = None
+
     def next_task(self) -> pb.NextTaskResponse:
         """Wait for the next task and return it. Its model may arrive before it."""
         return self._connection.next_task(

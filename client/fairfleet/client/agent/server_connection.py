@@ -7,7 +7,6 @@ The training thread and the heartbeat thread may use the connection at the same 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import threading
@@ -18,14 +17,18 @@ from typing import Any, TypeVar
 import grpc
 
 from fairfleet.client.agent.call_errors import (
+    FederationChanged,
     details_of,
     is_from_server,
+    join_refusal,
     retry_seconds,
     standing_digest,
     with_standing_update,
 )
 from fairfleet.client.agent.connection_probe import probe
 from fairfleet.client.agent.counters import ClientCounters
+from fairfleet.client.agent.pauses import TRIES_BEFORE_PATIENCE, pauses
+from fairfleet.client.agent.raw_calls import raw_calls
 from fairfleet.common.cli.durations import format_duration
 from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
 from fairfleet.common.features import check_spoken
@@ -38,10 +41,6 @@ from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 2.0  # all clients are back within seconds of a server's restart
-TRIES_BEFORE_PATIENCE = 40  # ten minutes or more, since each waits for a connection
-PATIENT_PAUSE_SECONDS = 60.0  # an absence of days: radio and battery matter more than seconds
 CALL_SECONDS = 15.0  # for calls that the server answers at once
 POLL_SECONDS = 45.0  # for NextTask, which the server holds for up to 30 s
 FAILURES_BEFORE_NEW_CHANNEL = 3  # a channel can keep using an address that is gone
@@ -52,20 +51,6 @@ SERVER_BUGS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 class Stopped(Exception):
     """Raised by a call when a person or the system has requested this client to stop."""
-
-
-def pauses() -> Iterator[float]:
-    """Yield pauses in seconds: exponential backoff with full jitter.
-
-    The jitter keeps a thousand clients from returning at the same moment.
-    """
-    longest = FIRST_PAUSE_SECONDS
-    for tries in itertools.count():
-        yield random.uniform(0.05, longest)  # not a secret
-        longest = min(
-            2 * longest,
-            PATIENT_PAUSE_SECONDS if tries >= TRIES_BEFORE_PATIENCE else LONGEST_PAUSE_SECONDS,
-        )
 
 
 class ServerConnection:
@@ -87,21 +72,13 @@ class ServerConnection:
         self._is_disconnected = False
         self._failures = 0
         self._has_joined = False
+        self._entered: pb.JoinResponse | None = None  # of the federation that calls are for
         self._connect()
 
     def _connect(self) -> None:
         self._channel = self._access.channel(CLIENT_OPTIONS)
         self._stub = FleetStub(self._channel)
-        # Models and updates are carried as raw bytes, because they are stored and checked as such.
-        self._take: Any = self._channel.unary_stream(
-            "/fairfleet.v1.Fleet/TakeTask", pb.TakeTaskRequest.SerializeToString, None
-        )
-        self._fetch: Any = self._channel.unary_stream(
-            "/fairfleet.v1.Fleet/FetchModel", pb.FetchModelRequest.SerializeToString, None
-        )
-        self._send: Any = self._channel.stream_unary(
-            "/fairfleet.v1.Fleet/SendUpload", None, pb.SendUploadResponse.FromString
-        )
+        self._take, self._fetch, self._send = raw_calls(self._channel)
 
     # ---- stopping ------------------------------------------------------------------------------
 
@@ -152,9 +129,19 @@ class ServerConnection:
 
     # ---- calls ---------------------------------------------------------------------------------
 
-    def federation(self) -> str:
-        """Return the name of the server's federation; joins it if necessary."""
-        return self.repeat(lambda session: self.joined.federation)
+    def enter(self) -> pb.JoinResponse:
+        """Join if necessary and return the answer; calls are for its federation from now on.
+
+        They raise FederationChanged once the server has another one, until the next `enter`.
+        """
+        self._entered = None
+        self._entered = self.repeat(lambda session: self.joined)
+        return self._entered
+
+    def _check_federation(self) -> None:
+        entered = self._entered
+        if entered is not None and entered.federation_id != self.joined.federation_id:
+            raise FederationChanged(self.address, entered, self.joined)
 
     def next_task(
         self,
@@ -231,6 +218,7 @@ class ServerConnection:
 
     def open_and_send(self, messages: Iterator[bytes], **fields: Any) -> pb.Receipt | None:
         """Try once to announce and send a new upload in one call; None if the stream broke."""
+        self._check_federation()
         announced = pb.OpenUploadRequest(session=self.joined.session, **fields)
         return self._stream(messages, ANNOUNCED_METADATA, announced.SerializeToString())
 
@@ -264,7 +252,7 @@ class ServerConnection:
             except (grpc.RpcError, ValueError) as error:
                 code = self._code(error)
                 bugs += code in SERVER_BUGS
-                self._raise_if_final(error, code, bugs, session)
+                self._raise_if_final(error, code, bugs, session, joining=not session)
                 self._log_failure(error, code, tries, began)
             else:
                 self._log_success(tries, began)
@@ -312,7 +300,13 @@ class ServerConnection:
         raise error
 
     def _raise_if_final(
-        self, error: Exception, code: grpc.StatusCode, bugs: int = 0, session: str = ""
+        self,
+        error: Exception,
+        code: grpc.StatusCode,
+        bugs: int = 0,
+        session: str = "",
+        *,
+        joining: bool = False,
     ) -> None:
         """Raise what no repetition can change; otherwise prepare the next try."""
         if (seconds := retry_seconds(error)) is not None:
@@ -322,7 +316,8 @@ class ServerConnection:
         if isinstance(refused, SessionUnknown):
             self._forget(session)
         elif refused is not None:
-            raise with_standing_update(refused, error) from None
+            final = join_refusal(refused) if joining else with_standing_update(refused, error)
+            raise final from None
         elif bugs > SERVER_BUGS_TOLERATED:
             raise Refused(
                 f"server {self.address} failed {bugs} times in a row: {details_of(error)}"
@@ -394,4 +389,5 @@ class ServerConnection:
                 self._join_request.since = self._join_request.since or self.joined.fence
                 self._has_joined = True
                 log.info("joined %s at %s", self.joined.federation, self.address)
+            self._check_federation()
             return self.joined.session

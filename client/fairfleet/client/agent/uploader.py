@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from fairfleet.client.agent.call_errors import FederationChanged, JoinRefused
 from fairfleet.client.agent.counters import ClientCounters
 from fairfleet.client.agent.model_cache import DAMAGED_TRANSFERS
-from fairfleet.client.agent.server_connection import ServerConnection, pauses
+from fairfleet.client.agent.pauses import pauses
+from fairfleet.client.agent.server_connection import ServerConnection
 from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common import wire
 from fairfleet.common.cli.message_json import word
@@ -31,7 +33,8 @@ from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-FINAL = (Superseded, ContestedIdentity, NotAllowed)  # these end the client
+# These end the client, or its work for the present federation; the update stays in its spool.
+FINAL = (Superseded, ContestedIdentity, NotAllowed, JoinRefused, FederationChanged)
 
 
 class UnusableUpdate(FleetError):
@@ -71,7 +74,7 @@ class UpdateUploader:
 
         Its round may be over, but the history may still use it.
         """
-        federation = self._connection.federation()
+        federation = self._connection.joined.federation
         spooled = self._spool.find_unsent(federation)
         if spooled is None:
             return

@@ -112,6 +112,10 @@ def _facts(view: FleetView, uptime: bool = False) -> RenderableType:
     table.add_row("moved", moved)
     if uptime:
         table.add_row("up for", format_duration(status.uptime_seconds))
+        if status.federation_id:
+            table.add_row("id", status.federation_id)
+        if status.software:
+            table.add_row("server", status.software)
     return table
 
 

@@ -20,6 +20,10 @@ class PersonalModel:
     """The personal model of one client, in memory and in a file."""
 
     def __init__(self, folder: Path) -> None:
+        self.move_to(folder)
+
+    def move_to(self, folder: Path) -> None:
+        """Use the personal model in another folder from now on."""
         self._path = folder / "personal.safetensors"
         self._model: Model | None = None
 

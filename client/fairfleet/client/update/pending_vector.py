@@ -75,7 +75,7 @@ class PendingVector:
     def load(self, federation: str, signature: Signature) -> StoredVector | None:
         """Return the stored vector, or None if it is of another federation or another model."""
         stored = self._read(self._file)
-        if stored is None or stored.owner != _owner(federation, signature):
+        if stored is None or stored.owner != owner_of(federation, signature):
             return None
         size = signature.size(Section.PARAMETERS)
         return stored if stored.values is None or len(stored.values) == size else None
@@ -93,7 +93,7 @@ class PendingVector:
         ) as file:
             writer = VectorWriter(file)
             yield writer
-            checksum, owner = writer.finish(), _owner(federation, signature)
+            checksum, owner = writer.finish(), owner_of(federation, signature)
             record = _END.pack(self._magic, owner, round_number, writer.digest, checksum)
             write_all(file, record)
             file.truncate()
@@ -138,5 +138,18 @@ def _checksum(values: Vector | None) -> bytes:
     return xxh3_128_digest(values.data if values is not None else b"")
 
 
-def _owner(federation: str, signature: Signature) -> bytes:
+def owner_in(path: Path) -> bytes | None:
+    """Return the owner that the record in a file names; None if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(-_END.size, os.SEEK_END)
+            magic, owner, *_ = _END.unpack(file.read(_END.size))
+    except (OSError, struct.error):
+        return None
+    name = path.name.partition(".")[0]
+    return bytes(owner) if magic == name.encode().ljust(8) else None
+
+
+def owner_of(federation: str, signature: Signature) -> bytes:
+    """Return the hash that stands for a federation and the signature of its model."""
     return hashlib.sha256(f"{federation}\n{signature.to_json()}".encode()).digest()

@@ -8,7 +8,6 @@ digest reveals a damaged spool, and the client trains again.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import NamedTuple
 from xxhash import xxh3_128_digest
 
 from fairfleet.client.update.error_feedback import ErrorFeedback, StoredResidual
+from fairfleet.client.update.federation_folder import prepare_folder
 from fairfleet.client.update.prediction_base import LastUpdate, Prediction
 from fairfleet.common.atomic_files import Sync, write_atomically
 from fairfleet.common.chunk_stream import (
@@ -32,8 +32,7 @@ from fairfleet.common.chunk_stream import (
     write_record,
 )
 from fairfleet.common.codecs import Codec, codec_named
-from fairfleet.common.errors import BadRequest, StateDirError
-from fairfleet.common.pki.private_files import tighten
+from fairfleet.common.errors import BadRequest
 from fairfleet.common.privacy import NO_TERMS, PrivacyTerms
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Model, Signature
@@ -70,7 +69,11 @@ class Spool:
     """At most one update: the one that the server has not acknowledged yet."""
 
     def __init__(self, folder: Path) -> None:
-        _prepare_folder(folder)
+        self.move_to(folder)
+
+    def move_to(self, folder: Path) -> None:
+        """Use the update in another folder from now on; what is in the present one stays there."""
+        prepare_folder(folder)
         self._residual, self._last = StoredResidual(folder), LastUpdate(folder)
         self._chunks = folder / "update.chunks"
         self._header = folder / "update.json"
@@ -231,17 +234,3 @@ class Spool:
         The file of chunks stays; the next update overwrites it.
         """
         self._header.unlink(missing_ok=True)
-
-
-def _prepare_folder(folder: Path) -> None:
-    """Create the folder, or raise StateDirError now rather than after a training."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        tighten(folder)
-    except OSError as error:
-        raise StateDirError(
-            f"cannot keep unsent updates in {folder}: {error.strerror}. "
-            "Give a directory that this user can write to as --state-dir."
-        ) from error

@@ -78,6 +78,7 @@ function top() {
   document.title = `${status.federation} · FairFleet`;
   document.body.dataset.phase = status.phase;
   text("federation", status.federation);
+  $("federation").title = `${status.federation_id} · server: ${status.software}`;
   text("about", `${status.rule} · ${plural(status.parameters, "parameter")} · ${whole(status.connected)} connected · round ${status.version} of ${status.rounds_planned}${left(status)}${spent(status.privacy)}`);
   $("about").title = status.privacy ? `protects from ${status.privacy.against}; ${status.privacy.not_covered}` : "";
   text("phase-text", document.body.dataset.link === "lost" ? "not connected" : phaseWords(status));

@@ -1,0 +1,61 @@
+"""A lock on a folder, so that one process at a time uses the state in it.
+
+The kernel releases the lock however its process ends. The lock file names the process that holds
+it, for people.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from filelock import lock_descriptor
+
+log = logging.getLogger(__name__)
+
+FILE = "lock"
+
+
+class FolderLock:
+    """A held lock; `release` or the end of the process frees it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """Free the lock. Safe to repeat."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def try_lock(folder: Path, name: str = FILE) -> FolderLock | None:
+    """Return the lock of a folder, or None if another process holds it.
+
+    Raises OSError if the file cannot be opened. A file system without locks is used without one.
+    """
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        locked = lock_descriptor(descriptor, blocking=False)
+    except OSError as error:
+        log.warning("%s cannot be locked (%s): let only one process use it", folder, error.strerror)
+        return FolderLock(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if not locked:
+        os.close(descriptor)
+        return None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return FolderLock(descriptor)
+
+
+def holder(folder: Path, name: str = FILE) -> str:
+    """Return the number of the process that holds the lock, or `unknown`."""
+    try:
+        text = (folder / name).read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        text = ""
+    return text[:32] or "unknown"
