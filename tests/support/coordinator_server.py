@@ -18,6 +18,7 @@ from fairfleet.server.federation.clients.sessions import ClientDescription, Sess
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.federation.receipts import Receipt
 from fairfleet.server.settings import ServerSettings
+from fairfleet.server.storage.client_queries import client_software
 from fairfleet.server.storage.store import Store
 from fairfleet.server.transfer.published_model import PublishedModel
 from fairfleet.server.transfer.upload import AnnouncedUpdate, Upload
@@ -71,11 +72,16 @@ class Server:
         self.sessions: dict[str, Session] = {}
 
     async def join(self, *clients: str) -> None:
-        """Join these clients."""
+        """Join these clients; what the server writes about them is written on return.
+
+        Otherwise a test that blocks the store afterwards could block that write, and not its own.
+        """
         for client in clients:
             self.sessions[client] = await self.coordinator.clients.join(
                 ClientDescription(client, client, "", 10, 10, "raw32")
             )
+        if self.store.free.is_set():
+            await self.until(lambda: set(clients) <= client_software(self.store).keys())
 
     async def open(self, client: str, number: int, digest: bytes | None = None) -> Upload | Receipt:
         """Announce the update of a client and round, by default on the newest model."""

@@ -70,7 +70,7 @@ def test_column_rules_have_no_coefficients_to_show() -> None:
 MODULES = [
     *(f"aggregation.{name}" for name in ("aggregator", "buffers", "history", "isolation")),
     *(f"gram.{name}" for name in ("engine", "pair_products")),
-    *(f"rules.{name}" for name in ("min_norm", "registry")),
+    *(f"rules.{name}" for name in ("solvers.min_norm", "registry")),
 ]
 
 

@@ -30,7 +30,9 @@ def test_a_federation_that_began_without_privacy_is_refused(tmp_path: Path) -> N
     round_0, stored = Round(0, Phase.AGGREGATING), ModelStored(1)
     store.record([(round_0, stored, Round(1))], Round(1), lambda c: None)
     with store._engine.begin() as connection:
-        connection.exec_driver_sql("insert into rounds values (0, '{\"round\": 0}')")
+        connection.exec_driver_sql(
+            "insert into rounds (round, record) values (0, '{\"round\": 0}')"
+        )
     with pytest.raises(UsageError, match="without privacy at the client, which no epsilon covers"):
         PrivacyBudget(store, PrivacySettings(**CLIENT), UNIFORM)
     store.close()
@@ -64,7 +66,7 @@ def test_rounds_noised_by_the_server_are_not_counted_as_private_at_the_client(
     store = new_store(tmp_path)
     with store._engine.begin() as connection:
         record = json.dumps({"round": 0, "privacy": {"where": "server", "drawn": False}})
-        connection.exec_driver_sql("insert into rounds values (0, ?)", (record,))
+        connection.exec_driver_sql("insert into rounds (round, record) values (0, ?)", (record,))
     PrivacyBudget(store, PrivacySettings(**SERVER), UNIFORM)
     with pytest.raises(UsageError, match="without privacy at the client"):
         PrivacyBudget(store, PrivacySettings(**CLIENT), UNIFORM)
