@@ -54,7 +54,7 @@ def open_store(settings: ServerSettings) -> Store:
 
     Raises UsageError if the model is missing, too large, or differs from the federation's.
     """
-    store = Store(settings.state_dir, settings.database)
+    store = Store(settings.state_dir, settings.database, schema=settings.database_schema)
     try:
         with store.explained():
             _create_or_check_federation(store, settings)

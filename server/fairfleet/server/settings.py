@@ -5,6 +5,7 @@ The object is frozen and read once at start. Below `app`, functions receive sing
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ from fairfleet.server.security.limits import ServerLimits
 from fairfleet.server.transfer.codec_selection import AUTO, CodecPolicy
 
 HTTP_PORT = 8441
+SCHEMA_NAME = re.compile("[a-z_][a-z0-9_]{0,62}")  # of PostgreSQL, without quotes
 PLAN_FIELDS = {"mu": "proximal_mu", "ditto_lambda": "personal_lambda"}  # the papers' names and ours
 
 
@@ -185,6 +187,11 @@ class ServerSettings(Settings):
         default=None,
         description="postgresql+psycopg://user:password@host/name; default: SQLite in state_dir",
     )
+    database_schema: str | None = Field(
+        default=None,
+        description="schema of the database for this federation alone, created if it is missing; "
+        "default: the database's default schema, usually public",
+    )
     model: Path | None = Field(
         default=None, description="initial .safetensors; only for a new state directory"
     )
@@ -243,6 +250,22 @@ class ServerSettings(Settings):
     @classmethod
     def _check_name(cls, name: str) -> str:
         return check_name(name, "federation name")
+
+    @field_validator("database_schema")
+    @classmethod
+    def _schema_name(cls, name: str | None) -> str | None:
+        if name is not None and (not SCHEMA_NAME.fullmatch(name) or name.startswith("pg_")):
+            raise ValueError(
+                "must be 1 to 63 of a-z 0-9 _, beginning with a letter or _, but not with pg_; "
+                "for example fleet_2"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _schema_needs_a_database(self) -> ServerSettings:
+        if self.database_schema and not self.database:
+            raise ValueError("database_schema is for a PostgreSQL database: set database as well")
+        return self
 
     @field_validator("codec")
     @classmethod

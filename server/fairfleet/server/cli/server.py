@@ -212,18 +212,19 @@ def server(
     }
     settings = read_settings(ServerSettings, config, given_flags(flags, set_))
     if check:
-        _check(settings.state_dir, settings.database)
+        _check(settings)
         return
     process.keep_compact()
     process.allow_many_connections()
     asyncio.run(serve(settings, _announce))
 
 
-def _check(folder: Path, database: str | None) -> None:
+def _check(settings: ServerSettings) -> None:
+    folder, database = settings.state_dir, settings.database
     mark = MARK if database else FILE
     if not (folder / mark).exists():
         raise StateDirError(f"{folder} holds no federation: it contains no {mark}")
-    store = Store(folder, database, migrate=False)
+    store = Store(folder, database, schema=settings.database_schema, migrate=False)
     try:
         with store.explained():
             if not store.has_federation:

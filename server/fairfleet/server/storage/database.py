@@ -3,13 +3,16 @@
 By default the database is a SQLite file in the state directory, which is locked while a server
 runs. With a URL it is a PostgreSQL database, and the directory holds only files. The database is
 then locked too, and both carry the same mark, so that neither can be used with the other part of
-another federation.
+another federation. Several federations can share a PostgreSQL database, each in a schema of its
+own; lock and mark are the schema's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,27 +27,40 @@ from fairfleet.server.storage.files.durable_files import make_folder, write_dura
 FILE = "federation.db"
 MARK = "federation.id"
 QUICKLY_CHECKED_BYTES = 256 << 20
-ADVISORY_LOCK = 0x0FA1_4F1E_E7  # any number that others are unlikely to use
+# Any number that others are unlikely to use. It locks the schema that is used by default.
+ADVISORY_LOCK = 0x0FA1_4F1E_E7
+DEFAULT_SCHEMA = "public"
 
 
 class Database:
     """A connected database and its state directory, both locked for this process until `close`."""
 
-    def __init__(self, folder: Path, url: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        url: str | None = None,
+        schema: str | None = None,
+        *,
+        create: bool = True,
+    ) -> None:
         """Lock the directory, connect, and lock a separate database; None means SQLite.
 
-        Raises StateDirError if either cannot be used or is in use by another server.
+        `schema` is a schema of the separate database, which is created if it is missing and
+        `create` is set; None means the first one of the search path. Raises StateDirError if
+        either cannot be used or is in use by another server.
         """
         self.elsewhere = url is not None
-        self._folder = folder
+        self._folder, self._schema = folder, schema
         self._resources = ExitStack()
         try:
             self._resources.callback(os.close, _claim(folder))
-            self.engine = _engine(url or f"sqlite:///{folder / FILE}")
+            self.engine = _engine(url or f"sqlite:///{folder / FILE}", schema)
             self._resources.callback(self.engine.dispose)
             self.name = self.engine.url.render_as_string(hide_password=True)
+            if schema:
+                self.name = f"{self.name} (schema {schema})"
             if self.elsewhere:
-                self._lock()
+                self._lock(create=create)
         except BaseException:
             self._resources.close()
             raise
@@ -80,17 +96,34 @@ class Database:
             write_durably(file, secrets.token_hex(16).encode())
         return file.read_text()
 
-    def _lock(self) -> None:
+    def _lock(self, *, create: bool) -> None:
         connection = self._resources.enter_context(
             self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         )
-        if not connection.scalar(sa.select(sa.func.pg_try_advisory_lock(ADVISORY_LOCK))):
-            raise StateDirError(
-                f"database {self.name} is in use by another server. Stop that one, or use another."
-            )
+        # A user who may create no schema can use one that exists.
+        if self._schema and create and not sa.inspect(connection).has_schema(self._schema):
+            connection.execute(sa.schema.CreateSchema(self._schema, if_not_exists=True))
+        for lock in _locks(self._schema, connection.scalar(sa.select(sa.func.current_schema()))):
+            if not connection.scalar(sa.select(sa.func.pg_try_advisory_lock(lock))):
+                raise StateDirError(
+                    f"database {self.name} is in use by another server. Stop that one, use "
+                    "another database, or give this federation a schema of its own with "
+                    "--set database_schema=NAME."
+                )
 
 
-def _engine(url: str) -> sa.Engine:
+def _locks(schema: str | None, current: str | None) -> list[int]:
+    """Return the locks of a schema; `current` is what the database calls the one in use.
+
+    Servers up to 0.1.0 hold the first one, whatever their schema is.
+    """
+    name = current or schema or DEFAULT_SCHEMA
+    digest = hashlib.sha256(f"fairfleet schema {name}".encode()).digest()
+    own = int.from_bytes(digest[:8], "big", signed=True)
+    return [ADVISORY_LOCK, own] if schema is None or name == DEFAULT_SCHEMA else [own]
+
+
+def _engine(url: str, schema: str | None) -> sa.Engine:
     try:
         engine = sa.create_engine(url)
     except (sa.exc.ArgumentError, ModuleNotFoundError) as error:
@@ -105,7 +138,19 @@ def _engine(url: str) -> sa.Engine:
         raise StateDirError(
             f"database kind {engine.dialect.name} is not supported; use postgresql+psycopg://…"
         )
+    elif schema:
+        sa.event.listen(engine, "connect", _search_path(schema), insert=True)
     return engine
+
+
+def _search_path(schema: str) -> Callable[[Any, Any], None]:
+    """Return what makes a new connection use one schema only."""
+
+    def use_schema(connection: Any, _: Any) -> None:
+        connection.execute(f'SET search_path TO "{schema}"')
+        connection.commit()  # otherwise the rollback of a transaction would undo it
+
+    return use_schema
 
 
 def _configure_sqlite(connection: Any, _: Any) -> None:

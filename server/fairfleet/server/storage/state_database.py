@@ -32,17 +32,25 @@ log = logging.getLogger(__name__)
 class StateDatabase:
     """An open state directory: its database and its tensor files, locked until `close`."""
 
-    def __init__(self, folder: Path, database: str | None = None, *, migrate: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        database: str | None = None,
+        *,
+        schema: str | None = None,
+        migrate: bool = True,
+    ) -> None:
         """Open a directory; create it or bring it up to date if `migrate` is set.
 
-        `database` is a URL; None keeps the database in the directory. Raises StateDirError if the
-        directory or the database cannot be used; then nothing was changed.
+        `database` is a URL; None keeps the database in the directory. `schema` is the schema in
+        that database, None the default one. Raises StateDirError if the directory or the database
+        cannot be used; then nothing was changed.
         """
         self.folder, self._url = folder, database
         self._may_migrate = migrate
         self.files = TensorFiles(folder)
         with self.explained():
-            self._database = Database(folder, database)
+            self._database = Database(folder, database, schema, create=migrate)
         self._engine = self._database.engine
         try:
             with self.explained():
@@ -168,8 +176,9 @@ class StateDatabase:
         elif recorded is not None and directory != recorded:
             raise StateDirError(
                 f"{self.folder} and database {self._database.name} belong to different "
-                "federations. Give the --state-dir that was used with this database, or a new one "
-                "and a new database."
+                "federations. Give the --state-dir that was used with this database. For another "
+                "federation, give a new --state-dir and a new database, or a schema of its own "
+                "with --set database_schema=NAME."
             )
 
 
