@@ -47,7 +47,7 @@ from fairfleet.server.gram.matmul_kernel import kernel_for
 from fairfleet.server.rules import Recipe, Report, listings, optimizer, optimizer_vectors, recipe
 
 # Each of these is another rule with a training plan or a server optimizer of its own.
-SAME_AS = {"fedprox", "ditto", "mgda_prox", "fedadam", "fedyogi", "fedadagrad"}
+SAME_AS = {"fedprox", "ditto", "mgda_prox", "fedadam", "fedyogi", "fedadagrad", "fedamsgrad"}
 BARS_WHOLE = {10: 12.0}
 BARS_LAST = {10: 4.0, 100: 7.0}
 BARS_NAIVE = {10: 5.0, 100: 12.0}

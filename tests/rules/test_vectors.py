@@ -1,15 +1,40 @@
-"""The rules give the steps and the intermediate values of the shared test vectors."""
+"""The rules give the steps and the intermediate values of the test vectors.
+
+Every rule has vectors in the shared folder, or hand-checked ones in tests/rules/vectors.
+"""
 
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from fairfleet.server.aggregation.conformance import Vectors, check, check_case, play
+from fairfleet.server.aggregation.conformance import Vectors, check, check_case, load, play
 from fairfleet.server.rules import listings
+from tests.support.paths import SHARED
+from tests.support.samples.rule_vectors import own_cases, play_own
 
-# The excluded names are other rules with a training plan.
-NAMES = sorted(set(listings()) - {"fedprox", "mgda_prox", "ditto"})
+OWN = own_cases()
+RULES_OF_OWN_CASES = sorted(OWN)
+# Rules with cases in the shared folder; it may be missing, so they are named here.
+NAMES = sorted((set(listings()) - set(OWN)) | {"fedmgda", "fedfv", "fednova"})
+
+
+@pytest.mark.parametrize("rule", RULES_OF_OWN_CASES)
+def test_every_hand_checked_case_of_the_rule_passes(rule: str) -> None:
+    assert OWN[rule]
+    for case in OWN[rule]:
+        for outcome, want in play_own(rule, case):
+            np.testing.assert_allclose(
+                outcome.step, want, rtol=1e-9, atol=1e-12, err_msg=f"{case['id']}: {case['why']}"
+            )
+
+
+def test_every_registered_rule_has_vectors() -> None:
+    assert set(OWN) <= set(listings())
+    if not (SHARED / "vectors" / "cases.json").is_file():
+        pytest.skip(f"no shared test vectors in {SHARED / 'vectors'}")
+    shared = {case["rule"] for case in load(SHARED / "vectors").cases}
+    assert set(listings()) - shared - set(OWN) == set()
 
 
 @pytest.mark.parametrize("rule", NAMES)

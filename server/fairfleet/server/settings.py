@@ -318,11 +318,16 @@ class ServerSettings(Settings):
         return 0 if self.listen.endswith(":0") else HTTP_PORT
 
     def recipe(self) -> Recipe:
-        """Return the rule and its optimizer. Raises RuleError for an unknown name or parameter."""
+        """Return the rule, as the plan of local training makes it, and its optimizer.
+
+        Raises RuleError for an unknown name or parameter, and for a plan that the rule's formula
+        does not cover.
+        """
         after = (
             optimizer(self.optimizer.name, **self.optimizer.parameters) if self.optimizer else None
         )
-        return recipe(self.rule.name, after, **self.rule.parameters)
+        plain = recipe(self.rule.name, after, **self.rule.parameters)
+        return plain.for_plan(plan_for_rule(self.plan, plain))
 
     @property
     def trying(self) -> VerificationSettings:

@@ -44,6 +44,8 @@ LOADERS: dict[str, Callable[..., Dataset]] = {
     "synthetic": synthetic.synthetic,
     "vehicle": vehicle.vehicle,
 }
+# Dataset -> what its name meant before, oldest first; see `experiments.revisions`.
+EARLIER_READINGS: dict[str, tuple[str, ...]] = {}
 OPTION_TYPES = {"int": int, "float": float, "str": str}
 
 

@@ -22,9 +22,10 @@ from pydantic import (
 )
 
 from fairfleet.common.codecs import codec_named
-from fairfleet.common.errors import BadRequest
+from fairfleet.common.errors import BadRequest, UsageError
 from fairfleet.common.training_plan import Plan
 from fairfleet.lab.datasets.registry import state_of_own
+from fairfleet.lab.experiments.revisions import PastReadings, earlier_readings, past_readings
 from fairfleet.lab.experiments.rule_spec import parse_rule
 from fairfleet.lab.partitioning.partitions import Partition
 from fairfleet.lab.partitioning.splits import check_shares
@@ -33,8 +34,8 @@ from fairfleet.server.aggregation.admission import AdmissionSettings
 from fairfleet.server.aggregation.diagnostics import DiagnosticsSetting
 from fairfleet.server.privacy.settings import PrivacySettings, refusal
 from fairfleet.server.rounds.selection import Selection
-from fairfleet.server.rules import Recipe
-from fairfleet.server.settings import VerificationSettings
+from fairfleet.server.rules import Recipe, RuleError
+from fairfleet.server.settings import VerificationSettings, plan_for_rule
 
 DEFAULT_PLAN = Plan(steps=10, batch_size=32, learning_rate=0.1)
 
@@ -189,6 +190,12 @@ class Experiment(BaseModel):
         return text
 
     @model_validator(mode="after")
+    def _check_solver(self) -> Experiment:
+        """Refuse a solver that the rule's formula does not cover."""
+        self.recipe()
+        return self
+
+    @model_validator(mode="after")
     def _check_privacy(self) -> Experiment:
         """Refuse a rule, selection or admission that defeats the requested privacy."""
         if self.privacy is not None:
@@ -202,14 +209,38 @@ class Experiment(BaseModel):
         """Return the identifier of this experiment in the records, as 16 hexadecimal digits.
 
         Equal experiments have equal keys at any time. The key of an experiment on your own files
-        changes when these files change.
+        changes when these files change. It also changes when the meaning of its rule, dataset or
+        measures does (`revisions`).
         """
+        return self._key({subject: len(past) + 1 for subject, past in self._past().items()})
+
+    def earlier_keys(self) -> dict[str, str]:
+        """Return the keys that this experiment had before revisions, by the earlier readings."""
+        return {words: self._key(revisions) for words, revisions in earlier_readings(self._past())}
+
+    def _past(self) -> PastReadings:
+        return past_readings(self.rule, self.plain_recipe(), self.plan, self.data)
+
+    def _key(self, revisions: Mapping[str, int]) -> str:
         values = self.model_dump(mode="json", exclude_defaults=True)
+        if later := {subject: number for subject, number in revisions.items() if number > 1}:
+            values["revisions"] = later
         if state := state_of_own(self.data):
             values["state_of_data"] = state
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def recipe(self) -> Recipe:
-        """Return the rule and the optimizer of this experiment."""
+    def plain_recipe(self) -> Recipe:
+        """Return the rule and the optimizer as written, without what the plan tells the rule."""
         return parse_rule(self.rule, self.optimizer)
+
+    def recipe(self) -> Recipe:
+        """Return the rule, as the plan makes it, and the optimizer of this experiment.
+
+        Raises UsageError if the rule's formula does not cover the plan's solver.
+        """
+        recipe = self.plain_recipe()
+        try:
+            return recipe.for_plan(plan_for_rule(self.plan, recipe))
+        except RuleError as error:
+            raise UsageError(f"rule {self.rule}: {error}") from None

@@ -24,6 +24,8 @@ from fairfleet.lab.experiments.run_log import Ledger, Run
 from fairfleet.lab.experiments.runner import RunLabels, run
 from fairfleet.lab.experiments.sweep import PlannedRun
 
+EARLIER_READING = ", earlier reading: "  # between the label of a run and its reading
+
 
 @dataclass(frozen=True)
 class RunResources:
@@ -64,6 +66,20 @@ def recorded_runs(planned: list[PlannedRun], ledger: Ledger) -> list[Run]:
         relabelled(records[key], plan)
         for plan in planned
         if (key := plan.experiment.key()) in records
+    ]
+
+
+def earlier_runs(planned: list[PlannedRun], ledger: Ledger) -> list[Run]:
+    """Return recorded runs from before a revision of their rule, dataset or measures.
+
+    They are labelled with the reading of that time.
+    """
+    records = ledger.runs()
+    return [
+        relabelled(records[key], plan._replace(label=f"{plan.label}{EARLIER_READING}{words}"))
+        for plan in planned
+        for words, key in plan.experiment.earlier_keys().items()
+        if key in records
     ]
 
 

@@ -135,5 +135,8 @@ SYNTHETIC = Reproduction(
         "(79.9; single runs that are not kept), and with a momentum of 0.9 and a rate of 0.001, "
         "as long as without, it does not (83.3). So it is with Synthetic(0, 0), too (69.6 with "
         "momentum, 74.6 without). The authors' data must be others.",
+        "FedNova with momentum is run with the work that momentum does: n local steps count as the "
+        "sum of 1 - 0.9^i over i = 1 to n, times ten. In the earlier reading the rule was not told "
+        "of the momentum and counted n.",
     ),
 )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from fairfleet.lab.experiments.run_log import Run
 from fairfleet.lab.experiments.sweep import Sweep
+from fairfleet.lab.experiments.sweep_runner import EARLIER_READING
 from fairfleet.lab.reports.measures import SeedSpread, spread
 
 
@@ -110,7 +111,8 @@ class Reproduction:
 
         Another reading of a rule's setup ("FedAvg, one batch") is compared with the rule's line.
         """
-        for rule in (label, label.partition(",")[0]):
+        present_reading = label.partition(EARLIER_READING)[0]
+        for rule in (label, present_reading, label.partition(",")[0]):
             if figures := self.published.get(f"{setting} / {rule}" if setting else rule):
                 return figures
         return {}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fairfleet.common.errors import UsageError
 from fairfleet.lab.experiments.run_log import Ledger, Run
-from fairfleet.lab.experiments.sweep_runner import recorded_runs
+from fairfleet.lab.experiments.sweep_runner import EARLIER_READING, earlier_runs, recorded_runs
 from fairfleet.lab.reproductions import REPRODUCTIONS
 from fairfleet.lab.reproductions.authors import authors_runs
 from fairfleet.lab.reproductions.base import Column, Reproduction, TableLine
@@ -57,9 +57,13 @@ def write_page(path: Path, results: Path) -> str:
 
 
 def complete_runs(reproduction: Reproduction, results: Path) -> list[Run]:
-    """Return the recorded runs of a reproduction that are complete."""
+    """Return the recorded runs of a reproduction that are complete, those of earlier readings too.
+
+    The runs of earlier readings come last.
+    """
     ledger = Ledger(results / f"{reproduction.name}.jsonl")
-    runs = recorded_runs(list(reproduction.sweep.planned()), ledger)
+    planned = list(reproduction.sweep.planned())
+    runs = recorded_runs(planned, ledger) + earlier_runs(planned, ledger)
     return [run for run in runs if run.complete]
 
 
@@ -99,7 +103,8 @@ def _heading(reproduction: Reproduction, lines: Sequence[TableLine]) -> str:
 def _pictures(reproduction: Reproduction, runs: Sequence[Run], folder: Path) -> str:
     from fairfleet.lab.reports import png_charts
 
-    drawn = [run for run in runs if run.label not in reproduction.not_drawn]
+    present = [run for run in runs if EARLIER_READING not in run.label]
+    drawn = [run for run in present if run.label not in reproduction.not_drawn]
     files = png_charts.draw(drawn, folder, reproduction.name, SHOWN) if drawn else []
     return "\n" + "\n".join(
         f"![{reproduction.title}: {file.stem}](images/{file.name})" for file in files

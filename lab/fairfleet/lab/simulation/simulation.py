@@ -69,6 +69,8 @@ class Simulation:
     """A simulated federation. `rounds()` runs it; `model` is always the newest model."""
 
     def __init__(self, federation: Federation) -> None:
+        self.plan = plan_for_rule(federation.plan, federation.recipe)
+        federation = replace(federation, recipe=federation.recipe.for_plan(self.plan))
         self.federation, self.seconds = federation, Seconds()
         data = FleetData.of(federation.clients)
         self.behaviour = FleetBehaviour(federation.behaviour, data.names, federation.seed)
@@ -76,7 +78,6 @@ class Simulation:
             federation.initial or initial_model(federation.model, federation.seed)
         )
         self.data = self._with_noisy_labels(data)
-        self.plan = plan_for_rule(federation.plan, federation.recipe)
         self._privacy = self._new_privacy()
         self._number = {name: number for number, name in enumerate(data.names)}
         needed = federation.recipe.rule.needs().reports

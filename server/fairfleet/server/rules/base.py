@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from fairfleet.common.training_plan import Plan
 from fairfleet.server.gram import ColumnRule
 from fairfleet.server.rules.cohort import Cohort, Vector
 
@@ -114,6 +115,14 @@ class Rule(BaseModel):
     def needs(self) -> Needs:
         """Return what the rule needs; by default the inner products, and any finite loss."""
         return Needs()
+
+    def for_plan(self, plan: Plan) -> Rule:
+        """Return the rule for clients that train by this plan.
+
+        A rule whose formula depends on the local solver overrides it, and raises RuleError for a
+        solver that the formula does not cover.
+        """
+        return self
 
     def is_plain_mean(self) -> bool:
         """Return whether the direction is always the unweighted mean of the updates.

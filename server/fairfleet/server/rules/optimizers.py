@@ -217,6 +217,48 @@ class Adagrad(Adam):
         np.add(v, square, out=out)
 
 
+class AMSGrad(Adam):
+    """FedAMSGrad: step = eta m / (sqrt(h) + tau), where h is the largest v so far.
+
+    Tong, Liang, Bi: Effective Federated Adaptive Gradient Methods with Non-IID Decentralized
+    Data, 2020. Rates never grow again, as they do in Adam after a quiet time.
+    """
+
+    summary: ClassVar[str] = "FedAMSGrad: Adam whose rates never grow"
+
+    def initial(self, size: int, dtype: DTypeLike = np.float32) -> OptimizerState:
+        """Return m = 0, v = v0 and h = v0."""
+        state = super().initial(size, dtype)
+        return replace(state, vectors={**state.vectors, "h": state.vectors["v"].copy()})
+
+    def step(
+        self,
+        direction: Row,
+        state: OptimizerState,
+        *,
+        round_number: int = 0,
+        certainty: float = 1.0,
+    ) -> OptimizerState:
+        """Overwrite the direction with the step; return the next moments and their maximum."""
+        steps = state.numbers["steps"] + 1.0
+        first = 1.0 - self.beta1**steps if self.bias_correction else 1.0
+        second = 1.0 - self.beta2**steps if self.bias_correction else 1.0
+        rate = self.rate(round_number) / first
+
+        def update(d: Row, m: Row, v: Row, h: Row, next_m: Row, next_v: Row, next_h: Row) -> None:
+            spare = scratch(d)
+            blend(m, d, self.beta1, 1.0 - self.beta1, spare, out=next_m)
+            np.multiply(d, d, out=d)
+            self.second_moment(v, d, spare, out=next_v)
+            np.maximum(h, next_v, out=next_h)
+            divide_by_root(next_m, next_h, second, self.tau, rate, out=d)
+
+        after = {name: state.buffer(name) for name in ("m", "v", "h")}
+        before = (state.vectors[name] for name in after)
+        finite = run_in_blocks(update, direction, *before, *after.values(), results=(0, 6))
+        return OptimizerState(after, {"steps": steps}, spare=state.vectors, is_finite=finite)
+
+
 class CertaintyAdam(Optimizer):
     """Adam whose decays are raised to the certainty C, with the learning rate C eta.
 
@@ -277,5 +319,6 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adam": Adam,
     "yogi": Yogi,
     "adagrad": Adagrad,
+    "amsgrad": AMSGrad,
     "certainty_adam": CertaintyAdam,
 }

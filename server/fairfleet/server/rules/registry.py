@@ -7,17 +7,19 @@ packages add rules through the entry-point group `fairfleet.rules`. Each entry i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from fairfleet.common.training_plan import Plan
 from fairfleet.server.rules.base import Rule
 from fairfleet.server.rules.directions.adafed import AdaFed
+from fairfleet.server.rules.directions.fairgrad import FairGrad
 from fairfleet.server.rules.directions.fedfv import FedFV
 from fairfleet.server.rules.directions.fedlf import FedLF
 from fairfleet.server.rules.directions.fedmdfg import FedMDFG
@@ -28,6 +30,7 @@ from fairfleet.server.rules.optimizers import (
     SGD,
     Adagrad,
     Adam,
+    AMSGrad,
     CertaintyAdam,
     Optimizer,
     Yogi,
@@ -35,7 +38,10 @@ from fairfleet.server.rules.optimizers import (
 from fairfleet.server.rules.robust import Krum, Median, TrimmedMean
 from fairfleet.server.rules.weights.adafedadam import AdaFedAdam
 from fairfleet.server.rules.weights.averaging import FedAvg, FedAvgN
+from fairfleet.server.rules.weights.fedeba import FedEBA
+from fairfleet.server.rules.weights.fedga import FedGA
 from fairfleet.server.rules.weights.fednova import FedNova
+from fairfleet.server.rules.weights.propfair import PropFair
 from fairfleet.server.rules.weights.reweighting import (
     AFL,
     DRFL,
@@ -45,6 +51,8 @@ from fairfleet.server.rules.weights.reweighting import (
     QFedAvg,
     TERMSmoothed,
 )
+from fairfleet.server.rules.weights.spread import GIFAIR, SemiVRed
+from fairfleet.server.rules.weights.superquantile import Superquantile
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -58,6 +66,25 @@ class Recipe:
     optimizer: Optimizer = field(default_factory=SGD)
     plan: Mapping[str, Any] = field(default_factory=dict)  # parameters of local training
 
+    def for_plan(self, plan: Plan) -> Recipe:
+        """Return the recipe for clients that train by this plan.
+
+        Raises RuleError if the rule's formula does not cover the plan's solver.
+        """
+        return replace(self, rule=self.rule.for_plan(plan))
+
+
+def _always(recipe: Recipe, plan: Plan) -> bool:
+    return True
+
+
+class EarlierReading(NamedTuple):
+    """What a rule's name meant before a revision."""
+
+    words: str  # for the label of results with it
+    # Whether the revision changed what this recipe, with this plan of local training, means.
+    concerns: Callable[[Recipe, Plan], bool] = _always
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -69,6 +96,8 @@ class Listing:
     # Parameters that the paper names differently: the paper's name -> the optimizer's name.
     renamed: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""  # replaces the rule's own summary
+    # What the name meant before, oldest first. The present revision is one more than their number.
+    earlier: tuple[EarlierReading, ...] = ()
 
     def line(self) -> str:
         """Return the one-line summary."""
@@ -90,6 +119,16 @@ class Listing:
         }
 
 
+def fednova_was_untold(recipe: Recipe, plan: Plan) -> bool:
+    """Return whether FedNova would take the clients' solver from the plan."""
+    rule = recipe.rule
+    if not isinstance(rule, FedNova):
+        return False
+    by_momentum = plan.momentum and rule.momentum is None
+    by_proximal_term = plan.proximal_mu and rule.lr_mu is None and rule.proximal_mu is None
+    return bool(by_momentum or by_proximal_term)
+
+
 BUILT_IN: dict[str, Listing] = {
     "fedavg": Listing(FedAvg),
     "fedavg_n": Listing(FedAvgN),
@@ -98,7 +137,10 @@ BUILT_IN: dict[str, Listing] = {
     ),
     "fedmgda": Listing(FedMGDA),
     "mgda_prox": Listing(
-        FedMGDA, plan={"mu": 0.01}, summary="FedMGDA; clients train with a proximal term"
+        FedMGDAPlus,
+        plan={"mu": 0.1},
+        summary="FedMGDA+; clients train with a proximal term",
+        earlier=(EarlierReading("FedMGDA without normalisation, mu 0.01"),),
     ),
     "fedmgda_plus": Listing(FedMGDAPlus),
     "fedfv": Listing(FedFV),
@@ -112,7 +154,9 @@ BUILT_IN: dict[str, Listing] = {
     "drfl": Listing(DRFL),
     "fedgini": Listing(FedGini),
     "fedfa": Listing(FedFa, renamed={"gamma": "momentum"}),
-    "fednova": Listing(FedNova),
+    "fednova": Listing(
+        FedNova, earlier=(EarlierReading("not told of the plan's solver", fednova_was_untold),)
+    ),
     "fedmdfg": Listing(FedMDFG),
     "ditto": Listing(
         FedAvg,
@@ -122,6 +166,14 @@ BUILT_IN: dict[str, Listing] = {
     "fedadam": Listing(FedAvg, Adam, summary="FedAvg, then Adam on the server"),
     "fedyogi": Listing(FedAvg, Yogi, summary="FedAvg, then Yogi on the server"),
     "fedadagrad": Listing(FedAvg, Adagrad, summary="FedAvg, then Adagrad on the server"),
+    "fedamsgrad": Listing(FedAvg, AMSGrad, summary="FedAvg, then AMSGrad on the server"),
+    "fairgrad": Listing(FairGrad),
+    "gifair": Listing(GIFAIR),
+    "semi_vred": Listing(SemiVRed),
+    "superquantile": Listing(Superquantile),
+    "fedeba": Listing(FedEBA),
+    "fedga": Listing(FedGA),
+    "propfair": Listing(PropFair),
     "krum": Listing(Krum),
     "trimmed_mean": Listing(TrimmedMean),
     "median": Listing(Median),

@@ -7,20 +7,18 @@ c = K^-1 phi / (phi' K^-1 phi). GRAM.md has the derivation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fairfleet.server.rules.base import Needs, Rule, State, Step
 from fairfleet.server.rules.cohort import Absent, Cohort, Vector
+from fairfleet.server.rules.directions.rescaling import rescaled
 from fairfleet.server.rules.solvers.algebra import (
     cosines_and_norms,
-    length,
     nonzero_rows,
     scatter,
-    uniform,
     vanishes,
 )
 from fairfleet.server.rules.solvers.min_norm import min_norm_in_cone
@@ -90,16 +88,3 @@ def common_descent(gram: Vector, phi: Vector) -> tuple[Vector, str]:
         return inverse.T @ z / norms / (z @ z), "ok"
     weights = min_norm_in_cone(cosines, scaled / scaled.max()).weights
     return weights / scaled.max() / norms, "dependent_fallback"
-
-
-def rescaled(
-    coefficients: Vector, gram: Vector, clients: int, status: str, notes: Mapping[str, Any]
-) -> Step:
-    """Return the same direction, as long as the mean update.
-
-    Otherwise phi, a power of the losses, would set the step size.
-    """
-    mean = uniform(clients, len(gram))
-    if vanishes(mean, gram):
-        return Step(np.zeros(len(gram)), status="zero_mean", notes=notes)
-    return Step(coefficients * length(mean, gram) / length(coefficients, gram), status, notes=notes)

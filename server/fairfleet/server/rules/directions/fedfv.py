@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -32,6 +32,9 @@ class FedFV(Rule):
     )
     alpha: float = Field(default=0.1, ge=0.0, le=1.0)
     tau: int = Field(default=0, ge=0)
+    # The order of the projection targets; the paper compares others with the one by loss.
+    order: Literal["loss", "random", "reverse"] = "loss"
+    seed: int = Field(default=0, ge=0)  # of the random order, which is another in each round
 
     def window(self, known_clients: int, clients: int) -> int:
         """Return tau: for so many rounds an absent client's update is avoided."""
@@ -40,8 +43,9 @@ class FedFV(Rule):
     def step(self, cohort: Cohort, state: State) -> Step:
         """Return the projected mean, as long as the plain mean of the updates."""
         gram, m = cohort.gram.whole, len(cohort)
-        order = np.argsort(cohort.losses, kind="stable")
-        unprojected = order[m - unprojected_count(self.alpha, m) :]
+        ascending = np.argsort(cohort.losses, kind="stable")
+        unprojected = ascending[m - unprojected_count(self.alpha, m) :]
+        order = self._targets(ascending, cohort.round)
         total = np.zeros(len(gram))
         total[:m] = project(gram[:m, :m], order, unprojected).mean(axis=0)
         if 0 < self.tau <= cohort.round:
@@ -53,6 +57,15 @@ class FedFV(Rule):
         if vanishes(mean, gram, NOISE):
             return Step(np.zeros(len(gram)), status="zero_mean", notes=notes)
         return Step(total * length(mean, gram) / length(total, gram), notes=notes)
+
+    def _targets(self, ascending: Indices, round_number: int) -> Indices:
+        """Return the clients in the order in which others are projected off their updates."""
+        match self.order:
+            case "random":
+                return np.random.default_rng([self.seed, round_number]).permutation(len(ascending))
+            case "reverse":
+                return ascending[::-1]
+        return ascending
 
     def _past_rounds(self, cohort: Cohort) -> list[Indices]:
         """Return the rows of absent clients of each of the last tau rounds, oldest round first."""
@@ -74,9 +87,9 @@ def unprojected_count(alpha: float, clients: int) -> int:
 def project(gram: Vector, order: Indices, unprojected: Indices) -> Vector:
     """Return the coefficients of the projected updates, one line per client.
 
-    Each client starts from its own update. In ascending order of loss, it is projected off the
-    *original* update of every client with which it then conflicts. All clients are processed
-    together for each position of the order.
+    Each client starts from its own update. In the given order, it is projected off the *original*
+    update of every client with which it then conflicts. All clients are processed together for
+    each position of the order.
     """
     coefficients, products = np.eye(len(gram)), gram.copy()
     is_projected = np.ones(len(gram), bool)
