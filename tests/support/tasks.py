@@ -206,6 +206,38 @@ def counted(trace: str, shift: str = "1", size: str = "1000", samples: str = "10
     return task
 
 
+class PeakedTask(ShiftTask):
+    """Its accuracy falls with the model's distance from the target. It notes models it may keep."""
+
+    trace = ""
+
+    def evaluate(self, model: Arrays) -> Evaluation:
+        distance = float(abs(model["weight"][0] - self._target))
+        return Evaluation(samples=10, loss=distance, accuracy=max(0.0, 1 - distance / 10))
+
+    def on_model(self, version: int, model: Arrays) -> None:
+        if self.trace:
+            with open(self.trace, "a") as file:
+                file.write(f"{version} {model['weight'][0]:g}\n")
+        if self._trouble == "ungrateful":
+            raise RuntimeError("this task keeps no models")
+
+
+def peaked(
+    target: str,
+    trace: str = "",
+    trouble: str = "",
+    shift: str = "1",
+    size: str = "1000",
+    samples: str = "10",
+) -> PeakedTask:
+    task = PeakedTask(
+        float(shift), int(size), int(samples), 1, 0.0, trouble, float(target), 0.5, 10
+    )
+    task.trace = trace
+    return task
+
+
 class PlainTask(ShiftTask):
     """The same task without buffers, which privacy does not cover."""
 

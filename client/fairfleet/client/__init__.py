@@ -4,7 +4,7 @@ Users write a task and give it to `fairfleet client --task module:name`. The nam
 the public API. They are loaded on first use, so `import fairfleet.client` stays cheap: it
 loads neither torch nor gRPC.
 
-- `Task`, `Measuring`, `Refreshing`: the interfaces that a task implements.
+- `Task`, `Measuring`, `Refreshing`, `Keeping`: the interfaces that a task implements.
 - `Job`, `Trained`: what `Task.train` receives and returns.
 - `Abandoned`: raised out of `Job.progress` when the result is no longer needed.
 - `TorchTask`: a ready-made task for a torch module. It needs torch.
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fairfleet.client.task import (
         Abandoned,
         Job,
+        Keeping,
         Measuring,
         Refreshing,
         Task,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Abandoned",
     "Job",
+    "Keeping",
     "Measuring",
     "Refreshing",
     "SoftmaxTask",

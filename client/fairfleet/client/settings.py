@@ -112,6 +112,11 @@ class ClientSettings(Settings):
         description="send the text of a task's error to the server too, which may quote the data; "
         "default: only its type",
     )
+    save_model: Path | None = Field(
+        default=None,
+        description=".safetensors file for the model: replaced at each evaluation and at the end, "
+        "as far as the federation's terms allow; default: none",
+    )
     metrics: str | None = Field(
         default=None,
         description="host:port to serve this client's own metrics on; default: not served",
@@ -125,6 +130,11 @@ class ClientSettings(Settings):
                 "must be host:port, for example 127.0.0.1:9441; port 0 selects a free one"
             )
         return metrics
+
+    @field_validator("save_model")
+    @classmethod
+    def _make_absolute(cls, path: Path | None) -> Path | None:
+        return path and path.absolute()  # a task may change the current directory
 
     @field_validator("name")
     @classmethod
@@ -141,7 +151,7 @@ class ClientSettings(Settings):
     @model_validator(mode="after")
     def _check_replica_source(self) -> ClientSettings:
         if self.replica is None and any(
-            MARK in text for text in (self.name, *self.options.values())
+            MARK in text for text in (self.name, str(self.save_model or ""), *self.options.values())
         ):
             raise ValueError(
                 f"{MARK} is used without a source for its number: set replica to hostname or claim"
@@ -157,6 +167,8 @@ class ClientSettings(Settings):
             update["name"] = self.name.replace(MARK, str(number))
         if self.credentials:
             update["credentials"] = Path(str(self.credentials).replace(MARK, str(number)))
+        if self.save_model:
+            update["save_model"] = Path(str(self.save_model).replace(MARK, str(number)))
         return self.model_copy(update=update)
 
     def identified(self) -> tuple[ClientSettings, ServerAccess]:

@@ -151,6 +151,19 @@ class Measuring(Protocol):
         """Return the loss of a model on all training data, as in `TrainReport.loss_before`."""
 
 
+@runtime_checkable
+class Keeping(Protocol):
+    """An optional method of a task. It receives the models that this participant may keep."""
+
+    def on_model(self, version: int, model: Arrays) -> None:
+        """Take a version that was just evaluated, or the federation's result at its end.
+
+        `model` has read-only views, as in `Task.train`. Their memory is used again: copy what you
+        keep. An exception is logged and changes nothing else. The federation's terms may allow only
+        the result, or no model.
+        """
+
+
 def load_task(spec: str, options: Mapping[str, str]) -> Task:
     """Return the task that `module:name` refers to.
 

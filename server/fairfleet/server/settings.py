@@ -234,7 +234,15 @@ class ServerSettings(Settings):
         description="update: an acknowledged update survives a crash; round: only a committed "
         "round does",
     )
-    keep_models: PositiveInt = Field(default=5, description="newest versions stored on disk")
+    keep_models: PositiveInt = Field(
+        default=5,
+        description="newest versions stored on disk; version 0 and the best evaluated one stay too",
+    )
+    clients_keep: Literal["received", "final", "none"] = Field(
+        default="received",
+        description="models that participants may keep: received: all that they were sent; final: "
+        "the federation's result; none. Clients honour it, a server cannot enforce it",
+    )
     lease_seconds: PositiveFloat = Field(
         default=30.0, description="a client counts as disconnected after this time without contact"
     )

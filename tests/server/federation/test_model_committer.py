@@ -231,7 +231,7 @@ def test_old_models_and_optimizer_vectors_are_deleted_with_their_versions(
     shop = shops[0]
     for number in range(ROUNDS):
         shop.run_round(number)
-        shop.store.files.retire_round(number + 1, keep=2)
+        shop.store.files.retire_round(number + 1, [number - 1])
     files = sorted(path.name for path in (shop.store.folder / "models").iterdir())
     expected = [
         f"{v:08d}.{kind}" for v in (5, 6) for kind in ("optimizer.safetensors", "safetensors")
@@ -253,7 +253,7 @@ def test_a_model_that_is_open_or_hard_linked_is_not_overwritten(
     with shop.store.files.reading(stored.file) as path, open(path, "rb") as file:
         second = path.read_bytes()
         for number in range(1, 5):
-            shop.store.files.retire_round(number, keep=1)
+            shop.store.files.retire_round(number, [number - 1])
             shop.run_round(number)
         assert file.read() == second
     assert backup.read_bytes() == first

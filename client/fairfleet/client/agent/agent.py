@@ -15,6 +15,7 @@ from fairfleet.client.agent.heartbeat import Heartbeat
 from fairfleet.client.agent.introduction import join_request
 from fairfleet.client.agent.local_state import LocalState
 from fairfleet.client.agent.model_cache import ModelCache
+from fairfleet.client.agent.model_keeper import ModelKeeper
 from fairfleet.client.agent.server_connection import ServerConnection, Stopped
 from fairfleet.client.agent.update_maker import UpdateMaker
 from fairfleet.client.agent.uploader import FINAL, UnusableUpdate, UpdateUploader
@@ -52,12 +53,14 @@ class Agent:
         least_noise: float = 0.0,
         availability: Availability | None = None,
         send_error_text: bool = False,
+        save_model: Path | None = None,
     ) -> None:
         """Prepare a client; nothing is sent before `run`.
 
         `least_noise` is the smallest noise multiplier with which this client does any work.
-        `send_error_text` allows the text of a task's errors to be sent to the server. Raises
-        UsageError if the folder or the budget cannot be used.
+        `send_error_text` allows the text of a task's errors to be sent to the server. `save_model`
+        is the file for models that this participant keeps. Raises UsageError if the folder, the
+        file or the budget cannot be used.
         """
         self.task = task
         self.counters = ClientCounters(device=task.device)
@@ -74,6 +77,7 @@ class Agent:
             server, join_request(name, task, signature), self.counters
         )
         self._models = ModelCache(self._connection, signature)
+        self._keeper = ModelKeeper(task, save_model, self._connection, self._models)
         self._uploader = UpdateUploader(self._connection, self._spool, self.counters, least_noise)
         self._local_state = LocalState(folder, (self._spool, self._personal))
         self._heartbeat = Heartbeat(self._connection)
@@ -108,6 +112,7 @@ class Agent:
             self._wait_until_available()
             response = self._models.next_task()
             if response.WhichOneof("task") == "finished":
+                self._keeper.finished(response.finished)
                 return response.finished.reason
             self._handle(response)
 
@@ -115,6 +120,7 @@ class Agent:
         """Join, use the folder of the federation, and send the update that is left in it."""
         self._local_state.enter(self._connection.enter(), self._pause_in_session)
         self._models.forget()
+        self._keeper.explain_terms()
         self._uploader.send_unsent()
 
     def _pause_in_session(self, seconds: float) -> None:
@@ -341,6 +347,7 @@ class Agent:
             return
         self.counters.evaluation = evaluation
         self._report_evaluation(request, evaluation)
+        self._keeper.evaluated()
 
     def _report_evaluation(self, request: pb.EvaluateTask, evaluation: Evaluation) -> None:
         if reports := wire.privacy_in(request.privacy).reports:

@@ -54,6 +54,11 @@ class ModelCache:
         """Drop the models: those of another federation may have another order of tensors."""
         self._models = self._version = self._step = self._early = None
 
+    @property
+    def held(self) -> tuple[int, bytes] | None:
+        """Version and digest of the received model; None if there is none that is complete."""
+        return self._version
+
     def next_task(self) -> pb.NextTaskResponse:
         """Wait for the next task and return it. Its model may arrive before it."""
         return self._connection.next_task(

@@ -130,6 +130,14 @@ SendErrorText = Annotated[
         show_default="off",
     ),
 ]
+SaveModel = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Save the model to this .safetensors file at each evaluation and at the end.",
+        show_default="none",
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", "-c", help="YAML file with settings.", show_default="none"),
@@ -153,6 +161,7 @@ def client(
     metrics: Metrics = None,
     least_noise: LeastNoise = None,
     send_error_text: SendErrorText = None,
+    save_model: SaveModel = None,
     config: ConfigFile = None,
     log_format: LogFormat = "text",
     verbose: Verbose = False,
@@ -172,6 +181,8 @@ def client(
       fairfleet client --task my_task:task --max-seconds 60 --max-memory-mb 500
 
       fairfleet client --task my_task:task --when mains --when idle
+
+      fairfleet client --task my_task:task --save-model model.safetensors
     """
     logs.set_up(verbose, log_format, "fairfleet-client")
     flags = {
@@ -191,6 +202,7 @@ def client(
         "metrics": metrics,
         "least_noise": least_noise,
         "send_error_text": send_error_text,
+        "save_model": save_model,
     }
     _run(config, given_flags(flags))
 
@@ -268,6 +280,7 @@ def _agent(settings: ClientSettings, access: ServerAccess) -> Agent:
         settings.least_noise,
         Availability([condition(text) for text in settings.when], settings.when_seconds),
         settings.send_error_text,
+        settings.save_model,
     )
 
 

@@ -1,4 +1,4 @@
-"""`fairfleet status`, `watch` and `export`: what operators read from a server."""
+"""`fairfleet status`, `watch`, `models` and `export`: what operators read from a server."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from fairfleet.client.operator import display, live_screen
 from fairfleet.client.operator.connection import OperatorConnection
 from fairfleet.client.operator.fleet_view import FleetView, fold
 from fairfleet.client.operator.model_download import save_model
+from fairfleet.client.operator.model_table import models_table
+from fairfleet.common.cli.message_json import plain
 from fairfleet.common.errors import UsageError
 from fairfleet.common.net.server_access import ServerAccess
 
@@ -81,6 +83,32 @@ def watch(
         display.follow(connection.observe(), screen)
 
 
+def models(
+    server: Server = None,
+    credentials: CredentialsFile = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """List the versions that are kept, with their scores.
+
+    Kept are the newest ones, the initial one and the best evaluated one. A measure has its mean
+    over the clients that evaluated the version, and that of the worst-served tenth of them.
+
+    Examples:
+
+      fairfleet models
+
+      fairfleet models --json | jq '[.version, .kept_because]'
+    """
+    with connect(server, credentials, insecure) as connection:
+        records = connection.models()
+    if as_json:
+        for record in records:
+            print(json.dumps(plain(record)))
+    else:
+        Console(highlight=False).print(models_table(records))
+
+
 def export(
     output: Annotated[Path, typer.Option("--output", help="The file to write.")],
     server: Server = None,
@@ -90,6 +118,10 @@ def export(
         int | None,
         typer.Option(min=0, help="The model after this many rounds.", show_default="the newest"),
     ] = None,
+    best: Annotated[
+        bool,
+        typer.Option("--best", help="The best evaluated version.", show_default="off"),
+    ] = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="Replace the file if it exists.", show_default="off"),
@@ -98,9 +130,13 @@ def export(
 ) -> None:
     """Download a committed model as a .safetensors file.
 
+    `fairfleet models` lists the versions that are kept.
+
     Examples:
 
       fairfleet export --output model.safetensors
+
+      fairfleet export --output best.safetensors --best
 
       fairfleet export --output before.safetensors --version 0
     """
@@ -108,12 +144,25 @@ def export(
         raise UsageError(
             f"{output} exists already; give another --output, or --force to replace it"
         )
+    if best and version is not None:
+        raise UsageError("--best and --version exclude each other; give one of them")
     with connect(server, credentials, insecure) as connection, _download_bar() as progress:
-        saved = save_model(connection.model(version), output, progress)
+        if best:
+            _check_has_best(connection)
+        saved = save_model(connection.model(version, best), output, progress)
     if as_json:
         print(json.dumps({"output": str(output), **saved._asdict()}))
     else:
         print(f"{output}: version {saved.version}, {decimal(saved.size_bytes)}")
+
+
+def _check_has_best(connection: OperatorConnection) -> None:
+    """Raise UsageError for a server that does not know `best`: it would send the newest version."""
+    status = connection.status()
+    if not status.software and not status.HasField("best_version"):
+        raise UsageError(
+            f"the server at {connection.address} is older than --best; give a --version"
+        )
 
 
 @contextlib.contextmanager

@@ -122,10 +122,20 @@ class OperatorConnection:
         self._has_answered = True
         return answer
 
-    def model(self, version: int | None) -> Iterator[pb.FileChunk]:
-        """Return the file of a committed model in chunks; the newest if version is None."""
+    def models(self) -> tuple[pb.ModelRecord, ...]:
+        """Return the record of every version whose model is kept, the oldest first."""
+        return self._answered(
+            lambda: tuple(self._stub.Models(pb.ModelsRequest(), timeout=ANSWER_SECONDS))
+        )
+
+    def model(self, version: int | None, best: bool = False) -> Iterator[pb.FileChunk]:
+        """Return the file of a committed model in chunks.
+
+        It is the best evaluated version, or the given one, or the newest without either.
+        """
+        request = pb.ExportModelRequest(version=version, best=best)
         try:
-            yield from self._stub.ExportModel(pb.ExportModelRequest(version=version))
+            yield from self._stub.ExportModel(request)
         except grpc.RpcError as error:
             raise self._explained(error) from None
 

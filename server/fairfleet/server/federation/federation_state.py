@@ -22,6 +22,7 @@ from fairfleet.server.rounds.state_machine import Round
 from fairfleet.server.rules import PastRow, Recipe
 from fairfleet.server.security.request_limits import RequestLimits
 from fairfleet.server.settings import ServerSettings
+from fairfleet.server.storage.kept_versions import KeptVersions
 from fairfleet.server.storage.round_record import RoundRecord
 from fairfleet.server.transfer.counters import TrafficCounters
 from fairfleet.server.transfer.downlink import Downlink
@@ -100,6 +101,21 @@ class FederationState:
         return self._commits.newest_record
 
     @property
+    def kept_versions(self) -> KeptVersions:
+        """The versions whose models are on the disk."""
+        return self._runner.kept_versions
+
+    @property
+    def best_version(self) -> int | None:
+        """The best version of those whose evaluation is over and that are kept; or None."""
+        return self._runner.best_version
+
+    @property
+    def result(self) -> PublishedModel | None:
+        """The model that the federation ended with; None before clients may learn of the end."""
+        return self._runner.result
+
+    @property
     def conflict_map(self) -> ConflictMap | None:
         """The conflict map of the newest round.
 
@@ -140,6 +156,11 @@ class FederationState:
     def is_connected(self, client: str) -> bool:
         """Return whether a client has a session."""
         return self._runner.sessions.get(client) is not None
+
+    def was_told_of_end(self, client: str) -> bool:
+        """Return whether a connected client was told that the federation is finished."""
+        session = self._runner.sessions.get(client)
+        return session is not None and session.finished
 
     def activity(self, client: str) -> str:
         """Return the kind of the client's task ("train", "evaluate", "verify"); "" if idle."""

@@ -76,6 +76,7 @@ class CommitterOptions:
     bases: PredictionBases | None = None  # None: updates are not delta-coded
     diagnostics: DiagnosticsSetting = "auto"
     measurement: LossMeasurement = "batches"  # of reported losses: the least exact that suffices
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of the files of models
 
 
 DEFAULT_OPTIONS = CommitterOptions()
@@ -106,7 +107,7 @@ class ModelCommitter:
         self._spare = Model.empty(model.signature)  # the next model is made in it
         clip = options.noise.clip if options.noise else None
         self._rows = ArrivingRows(self._new_aggregation, clip)
-        self._writer = ModelWriter(store, downlink, self._past, options.bases)
+        self._writer = ModelWriter(store, downlink, self._past, options.bases, options.metadata)
 
     @classmethod
     def open(
@@ -338,8 +339,7 @@ class ModelCommitter:
                     "round %d keeps the model: the chosen step leaves float32",
                     self.publication.version,
                 )
-                step = replace(step, diagnostics=_without_step(step.diagnostics))
-                halvings = None
+                step, halvings = replace(step, diagnostics=_without_step(step.diagnostics)), None
         if halvings is None:
             self._spare.overwrite(self.model)
             step = replace(step, state=self._state)

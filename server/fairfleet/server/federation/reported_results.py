@@ -74,6 +74,8 @@ class ReportedResults:
         accuracy = evaluation.accuracy if evaluation else None
         runner.scheduler.evaluated(version, client, accuracy)
         runner.evaluation.reported += evaluation is not None
+        if evaluation:
+            runner.kept_versions.evaluated(version, evaluation)
         await runner.apply(
             state_machine.Evaluated(client),
             writes=[evaluation_write(version, client, evaluation, failure)],

@@ -14,6 +14,7 @@ from fairfleet.common.errors import short
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.background import loop_time
 from fairfleet.server.federation.clients.assignments import Kind
+from fairfleet.server.federation.federation_result import publish_result
 from fairfleet.server.federation.round_commit import RoundCommits
 from fairfleet.server.federation.round_runner import RoundRunner
 from fairfleet.server.federation.staged_model import StepProposal, Updates
@@ -148,8 +149,8 @@ class RoundActions:
         number = round_.number
         about = {"round": number}
         log.info("federation finished at version %d: %s", number, reason, extra=about)
-        self._runner.assignments.release_all()
-        self._runner.check_drained()
+        self._runner.publish_result(None)  # perhaps of an earlier end
+        self._runner.background.spawn(publish_result(self._runner))
         self._runner.emit(federation_finished=pb.FederationFinished(reason=reason))
 
     # ---- aggregation and verification ----------------------------------------------------------

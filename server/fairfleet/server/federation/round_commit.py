@@ -57,19 +57,20 @@ class RoundCommits:
         """Commit a model, and remove files that are no longer needed."""
         runner = self._runner
         async with runner.lock:
-            await self._commit(staged, training_seconds)
+            released = await self._commit(staged, training_seconds)
         await runner.upload_registry.cleared_away()
         if staged.quarantined:
             await self._clear_quarantine()
         retire = runner.store.files.retire_round
-        await runner.executors.in_worker(retire, staged.stored.version, self._keep_models)
+        await runner.executors.in_worker(retire, staged.stored.version, released)
 
     async def _clear_quarantine(self) -> None:
         executors, store = self._runner.executors, self._runner.store
         files = await executors.in_database(named_files, store)
         await executors.in_worker(store.files.clear_quarantine, files)
 
-    async def _commit(self, staged: StagedModel, training_seconds: float) -> None:
+    async def _commit(self, staged: StagedModel, training_seconds: float) -> list[int]:
+        """Commit a model; return the versions whose files are not kept any more."""
         runner = self._runner
         draw = await self._draw()
         record = self._record(staged, training_seconds, draw)
@@ -84,7 +85,11 @@ class RoundCommits:
             return replace(record, commit_seconds=staged.written.result())
 
         writes += report.writes
-        writes.append(runner.store.commit_writes(staged.stored, complete_record, self._keep_models))
+        pinned = runner.kept_versions.pinned()
+        released = runner.kept_versions.commit(staged.stored.version, pinned)
+        writes.append(
+            runner.store.commit_writes(staged.stored, complete_record, self._keep_models, pinned)
+        )
 
         def announcements() -> Iterator[dict[str, Any]]:
             if report.measured:
@@ -99,6 +104,7 @@ class RoundCommits:
             early=staged.publication if self._may_be_sent_early(staged) else None,
             publish=lambda: self._publish(staged, updates, complete_record()),
         )
+        return released
 
     # ---- the transaction -----------------------------------------------------------------------
 

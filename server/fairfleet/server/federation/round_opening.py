@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 from fairfleet.common.errors import short
+from fairfleet.common.features import software
 from fairfleet.server.federation.model_committer import CommitterOptions, ModelCommitter
+from fairfleet.server.federation.operators.effective_settings import settings_digest
 from fairfleet.server.federation.round_runner import RoundRunner
 from fairfleet.server.rounds import state_machine
 from fairfleet.server.rounds.state_machine import Phase, Round
 from fairfleet.server.rules import Recipe
-from fairfleet.server.settings import ServerSettings
+from fairfleet.server.rules.optimizers import OPTIMIZERS
+from fairfleet.server.settings import ServerSettings, plan_for_rule
 from fairfleet.server.storage.store import Fact, StoredUpdate
 from fairfleet.server.transfer.prediction_bases import PredictionBases
 
@@ -23,7 +27,7 @@ async def open_round(runner: RoundRunner, settings: ServerSettings, recipe: Reci
     """Load the stored round into the runner; return its durable updates and the next actions."""
     await runner.compute_divergences()
     stored, executors, store = await _stored_round(runner), runner.executors, runner.store
-    options = _committer_options(settings, runner.prediction_bases)
+    options = _committer_options(settings, recipe, runner.prediction_bases)
     runner.committer = await executors.in_worker(
         ModelCommitter.open, store, stored.number, recipe, options
     )
@@ -41,7 +45,9 @@ async def open_round(runner: RoundRunner, settings: ServerSettings, recipe: Reci
     return updates, actions
 
 
-def _committer_options(settings: ServerSettings, bases: PredictionBases | None) -> CommitterOptions:
+def _committer_options(
+    settings: ServerSettings, recipe: Recipe, bases: PredictionBases | None
+) -> CommitterOptions:
     compression, privacy = settings.compression, settings.privacy
     return CommitterOptions(
         history=settings.history,
@@ -53,7 +59,21 @@ def _committer_options(settings: ServerSettings, bases: PredictionBases | None) 
         bases=bases,
         diagnostics=settings.diagnostics,
         measurement=settings.needed_measurement,
+        metadata=_model_metadata(settings, recipe),
     )
+
+
+def _model_metadata(settings: ServerSettings, recipe: Recipe) -> dict[str, str]:
+    """Return what the file of a model says about how it was made."""
+    optimizers = {kind: name for name, kind in OPTIMIZERS.items()}
+    optimizer = optimizers.get(type(recipe.optimizer), type(recipe.optimizer).__name__)
+    return {
+        "rule": json.dumps({"name": recipe.name, **recipe.rule.model_dump(mode="json")}),
+        "optimizer": json.dumps({"name": optimizer, **recipe.optimizer.model_dump(mode="json")}),
+        "plan": plan_for_rule(settings.plan, recipe).model_dump_json(),
+        "settings_digest": settings_digest(settings).hex(),
+        "software": software(),
+    }
 
 
 async def _delete_unneeded_files(

@@ -32,6 +32,7 @@ from fairfleet.server.rounds.state_machine import Phase, Round
 from fairfleet.server.rules import Recipe
 from fairfleet.server.settings import ServerSettings, plan_for_rule
 from fairfleet.server.storage.evaluation_queries import evaluation_write
+from fairfleet.server.storage.kept_versions import KeptVersions
 from fairfleet.server.storage.queries import Write
 from fairfleet.server.storage.store import Fact, Store
 from fairfleet.server.transfer.prediction_bases import PredictionBases
@@ -95,6 +96,8 @@ class RoundRunner:
         self.privacy_budget = (
             PrivacyBudget(store, settings.privacy, recipe) if settings.privacy else None
         )
+        self.kept_versions = KeptVersions(store, settings.keep_models)
+        self._result: PublishedModel | None = None
         self._minimum_clients = settings.round.minimum_clients
         self.revoked = store.revoked()  # clients, with the reason
         self.lock = asyncio.Lock()
@@ -104,6 +107,21 @@ class RoundRunner:
         self.evaluation = pb.EvaluationFinished()  # the counts of the evaluation under way
         self.verification: StepVerification | None = None  # of the step that clients try
         self.early_publication: EarlyPublication | None = None  # while its commit is written
+
+    @property
+    def best_version(self) -> int | None:
+        """The best version of those whose evaluation is over and that are kept; or None."""
+        evaluating = self.round.phase is Phase.EVALUATING
+        return self.kept_versions.best(self.round.number if evaluating else None)
+
+    @property
+    def result(self) -> PublishedModel | None:
+        """The model that the federation ended with; None before clients may learn of the end."""
+        return self._result if self.round.phase is Phase.FINISHED else None
+
+    def publish_result(self, result: PublishedModel | None) -> None:
+        """Let clients fetch the federation's result; None takes an earlier one back."""
+        self._result = result
 
     # ---- events --------------------------------------------------------------------------------
 

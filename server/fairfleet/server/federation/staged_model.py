@@ -21,7 +21,7 @@ from fairfleet.server.aggregation.results import AggregatedStep, ServerState
 from fairfleet.server.aggregation.stored_state import dump_state
 from fairfleet.server.rules import PastRow, Report, StepTrials
 from fairfleet.server.storage.files.history_files import DurableHistory
-from fairfleet.server.storage.files.tensor_files import model_file, vectors_file
+from fairfleet.server.storage.files.tensor_files import NO_METADATA, model_file, vectors_file
 from fairfleet.server.storage.quarantine import QuarantinedUpdate, keep_files
 from fairfleet.server.storage.round_record import Contribution, RoundRecord
 from fairfleet.server.storage.store import Store, StoredModel, StoredUpdate
@@ -101,8 +101,10 @@ class ModelWriter:
         downlink: Downlink,
         history: DurableHistory | None,
         bases: PredictionBases | None,
+        metadata: Mapping[str, str] = NO_METADATA,
     ) -> None:
-        self._store, self._downlink = store, downlink
+        """`metadata` is written to the file of each model."""
+        self._store, self._downlink, self._metadata = store, downlink, metadata
         self._history, self._bases = history, bases
 
     def begin(
@@ -165,7 +167,7 @@ class ModelWriter:
 
     def _write(self, version: int, model: Model, vectors: Mapping[str, Any]) -> float:
         start = time.perf_counter()
-        self._store.files.write_model(version, model)
+        self._store.files.write_model(version, model, self._metadata)
         self._store.files.write_vectors(version, vectors)
         return time.perf_counter() - start
 

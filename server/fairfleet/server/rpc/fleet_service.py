@@ -18,7 +18,6 @@ from fairfleet.server.federation.clients.assignments import Assignment
 from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.federation.receipts import Receipt
-from fairfleet.server.rounds.state_machine import Phase
 from fairfleet.server.rpc.fleet_messages import (
     MAX_FAILURE_CHARS,
     announcement_in,
@@ -35,8 +34,14 @@ from fairfleet.server.rpc.task_messages import TaskMessages
 from fairfleet.server.rpc.update_uploads import UpdateUploads
 from fairfleet.server.security.caller import caller
 from fairfleet.server.transfer.codec_selection import Uplinks
+from fairfleet.server.transfer.published_model import PublishedModel
 from fairfleet.server.transfer.upload import Upload
 
+KEPT_MODELS = {
+    "received": pb.KEPT_MODELS_RECEIVED,
+    "final": pb.KEPT_MODELS_FINAL,
+    "none": pb.KEPT_MODELS_NONE,
+}
 RAW_STREAMS = frozenset({"TakeTask", "FetchModel", "SendUpload"})  # their streams are plain bytes
 
 
@@ -89,6 +94,7 @@ class FleetService:
             signature=self._signature,
             privacy=self._privacy,
             brings_models=True,
+            kept_models=KEPT_MODELS[settings.clients_keep],
             federation_id=self._coordinator.state.federation_id,
             protocol_version=session.member.protocol_version,
             features=SERVER_FEATURES,
@@ -167,11 +173,19 @@ class FleetService:
             raise TryLater("the server is stopping; try again")
         if assignment is not None:
             return self._task(session, assignment)
-        if state.round.phase is Phase.FINISHED:
-            self._clients.acknowledge_finish(session)
-            return pb.NextTaskResponse(finished=pb.Finished(reason=state.round.stopping))
+        if state.result is not None:
+            return pb.NextTaskResponse(finished=self._finished(session, state.result))
         wait = pb.Wait(retry_after_seconds=self._clients.idle_retry_seconds(session))
         return pb.NextTaskResponse(wait=wait)
+
+    def _finished(self, session: str, result: PublishedModel) -> pb.Finished:
+        """Return the end of the federation, with its result unless clients may keep no model."""
+        reason, state = self._coordinator.state.round.stopping, self._coordinator.state
+        self._clients.acknowledge_finish(session)
+        if state.settings.clients_keep == "none":
+            return pb.Finished(reason=reason)
+        member = self._clients.session(session).member
+        return pb.Finished(reason=reason, model=self._tasks.model(member, result))
 
     def _task(self, session: str, assignment: Assignment) -> pb.NextTaskResponse:
         member = self._clients.session(session).member

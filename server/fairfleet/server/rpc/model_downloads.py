@@ -47,9 +47,7 @@ class ModelDownloads:
     def published(self, request: pb.FetchModelRequest) -> PublishedModel:
         """Return the model or the change that a request means; raise NotKept if there is none."""
         newest = self._coordinator.state.publication
-        full = newest.compact if request.compact else newest
-        available = self._changes() if request.change else [full] if full else []
-        for publication in available:
+        for publication in self._changes() if request.change else self._models(request.compact):
             if publication.version == request.version:
                 return publication
         if request.compact and not request.change and request.version == newest.version:
@@ -61,6 +59,12 @@ class ModelDownloads:
             f"{'the change to ' * request.change}version {request.version} is not published; the "
             f"newest is {newest.version}. Request the next task."
         )
+
+    def _models(self, compact: bool) -> list[PublishedModel]:
+        """Return the newest model, and the result once the federation is finished."""
+        newest, result = self._coordinator.state.publication, self._coordinator.state.result
+        models = [model for model in (newest, result) if model is not None]
+        return [form for model in models if (form := model.compact if compact else model)]
 
     def _changes(self) -> list[PublishedModel]:
         """Return the changes to committed versions, and the step that clients try."""

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import BinaryIO
 
 from fairfleet.common import wire
-from fairfleet.common.codecs import CHUNK_BYTES
-from fairfleet.common.errors import BadRequest, NotKept, short
+from fairfleet.common.errors import BadRequest, short
 from fairfleet.common.features import software
 from fairfleet.common.names import check_name
 from fairfleet.common.tensors import Section
@@ -22,6 +20,7 @@ from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.federation.event_stream import record_message
 from fairfleet.server.rpc.handlers import Context
+from fairfleet.server.rpc.model_archive import ModelArchive
 from fairfleet.server.security.enrolment import EnrolmentAuthority
 from fairfleet.server.security.operator_revocation import Operators
 from fairfleet.server.storage.audit_queries import AuditEntry, audit_entries
@@ -52,6 +51,7 @@ class OperatorService:
         self._store = store
         self._operators, self._enrolment = operators, enrolment
         self._audit = coordinator.audit
+        self._archive = ModelArchive(coordinator, store)
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         """Return the state of the federation."""
@@ -77,6 +77,7 @@ class OperatorService:
             settings_digest=coordinator.settings_digest,
             federation_id=state.federation_id,
             software=software(),
+            best_version=state.best_version,
         )
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Event]:
@@ -130,6 +131,8 @@ class OperatorService:
             return pb.CLIENT_STATE_REVOKED
         if not self._coordinator.state.is_connected(client):
             return pb.CLIENT_STATE_GONE
+        if self._coordinator.state.was_told_of_end(client):
+            return pb.CLIENT_STATE_FINISHED
         activity = self._coordinator.state.activity(client)
         return ACTIVITIES.get(activity, pb.CLIENT_STATE_IDLE)
 
@@ -160,8 +163,8 @@ class OperatorService:
         self, request: pb.ModelsRequest, context: Context
     ) -> AsyncIterator[pb.ModelRecord]:
         """Send what is known of the models that are kept."""
-        for model in await asyncio.to_thread(self._store.kept_models):
-            yield pb.ModelRecord(version=model.version, digest=model.digest)
+        async for record in self._archive.records():
+            yield record
 
     async def Audit(
         self, request: pb.AuditRequest, context: Context
@@ -202,8 +205,8 @@ class OperatorService:
     async def ExportModel(
         self, request: pb.ExportModelRequest, context: Context
     ) -> AsyncIterator[pb.FileChunk]:
-        """Send the file of a model; the newest unless a version is given."""
-        chunks = self._export(request)
+        """Send the file of a model: the newest, the best, or the version that is given."""
+        chunks = self._archive.export(request)
         version = request.version if request.HasField("version") else None
         async with self._audit.recording("export", version=version, best=request.best or None):
             chunk = await anext(chunks)  # a version that is not kept is refused here
@@ -211,22 +214,6 @@ class OperatorService:
         yield chunk
         async for chunk in chunks:
             yield chunk
-
-    async def _export(self, request: pb.ExportModelRequest) -> AsyncIterator[pb.FileChunk]:
-        newest = self._coordinator.state.publication.version
-        version = request.version if request.HasField("version") else newest
-        model = await asyncio.to_thread(self._store.model, version) if version <= newest else None
-        if model is None:
-            raise NotKept(f"version {version} is not kept; the newest is {newest}")
-        with self._store.files.reading(model.file) as path:
-            try:
-                file = await asyncio.to_thread(open, path, "rb")
-            except FileNotFoundError:
-                raise NotKept(
-                    f"version {version} was just retired; the newest is {newest}"
-                ) from None
-            async for chunk in _file_chunks(file, version):
-                yield chunk
 
 
 def _add_session(record: pb.ClientRecord, session: Session) -> None:
@@ -241,12 +228,3 @@ def _add_session(record: pb.ClientRecord, session: Session) -> None:
 def audit_message(entry: AuditEntry) -> pb.AuditRecord:
     """Return a row of the audit as it is sent."""
     return pb.AuditRecord(**asdict(entry))
-
-
-async def _file_chunks(file: BinaryIO, version: int) -> AsyncIterator[pb.FileChunk]:
-    with file:
-        size = file.seek(0, 2)
-        file.seek(0)
-        for offset in range(0, size, CHUNK_BYTES):
-            data = await asyncio.to_thread(file.read, CHUNK_BYTES)
-            yield pb.FileChunk(offset_bytes=offset, data=data, size_bytes=size, version=version)

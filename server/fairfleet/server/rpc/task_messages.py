@@ -26,7 +26,7 @@ class TaskMessages:
 
     def task(self, member: ClientDescription, assignment: Assignment) -> pb.NextTaskResponse:
         """Return the task of a client; raise TryLater if it ended just now."""
-        model = self._model(member)
+        model = self.model(member, self._coordinator.state.publication)
         seconds_left = max(0.0, assignment.ends - asyncio.get_running_loop().time())
         if assignment.kind == "evaluate":
             evaluate = pb.EvaluateTask(
@@ -95,15 +95,18 @@ class TaskMessages:
             required_features=self._required_features(assignment),
         )
 
-    def _model(self, member: ClientDescription) -> pb.ModelRef:
-        """Return the newest model, in all forms that the client can decode."""
-        publication = self._coordinator.state.publication
+    def model(self, member: ClientDescription, publication: PublishedModel) -> pb.ModelRef:
+        """Return a published model, in all forms that the client can decode.
+
+        Changes lead to the newest version only.
+        """
+        is_newest = publication.version == self._coordinator.state.publication.version
         return pb.ModelRef(
             version=publication.version,
             digest=publication.digest,
             size_bytes=publication.size_bytes,
-            changes=self._changes(member),
-            compact=self._compact(member),
+            changes=self._changes(member) if is_newest else [],
+            compact=_compact(member, publication),
         )
 
     def _changes(self, member: ClientDescription) -> list[pb.Change]:
@@ -123,8 +126,9 @@ class TaskMessages:
             rounded=downlink.steady.name if downlink.steady else "",
         )
 
-    def _compact(self, member: ClientDescription) -> pb.Compact | None:
-        compact = self._coordinator.state.publication.compact
-        if compact is None or not needs(compact.codec) <= set(member.codecs):
-            return None
-        return pb.Compact(codec=compact.codec, digest=compact.digest, size_bytes=compact.size_bytes)
+
+def _compact(member: ClientDescription, publication: PublishedModel) -> pb.Compact | None:
+    compact = publication.compact
+    if compact is None or not needs(compact.codec) <= set(member.codecs):
+        return None
+    return pb.Compact(codec=compact.codec, digest=compact.digest, size_bytes=compact.size_bytes)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from fairfleet.common.reports import Evaluation
 from fairfleet.server.rounds.missing_evaluations import NO_TEST_DATA
 from fairfleet.server.storage.queries import ReadableStore, Write, writing
-from fairfleet.server.storage.schema import evaluations
+from fairfleet.server.storage.schema import evaluations, models, server_evaluations
 
 _has_result = evaluations.c.evaluation.is_not(None)
 
@@ -49,6 +49,16 @@ def evaluation_failures(store: ReadableStore, version: int) -> dict[str, str]:
     query = sa.select(evaluations.c.client, evaluations.c.failure)
     rows = store.rows(query.where(evaluations.c.version == version, ~_has_result))
     return {row.client: row.failure for row in rows}
+
+
+def evaluations_of_kept_models(store: ReadableStore) -> dict[int, list[Evaluation]]:
+    """Return the results for each version whose model is kept, if there are any."""
+    is_kept = (models.c.version == evaluations.c.version) & models.c.file.is_not(None)
+    query = sa.select(evaluations.c.version, evaluations.c.evaluation).join(models, is_kept)
+    by_version: dict[int, list[Evaluation]] = defaultdict(list)
+    for version, text in store.rows(query.where(_has_result)):
+        by_version[version].append(Evaluation.model_validate_json(text))
+    return dict(by_version)
 
 
 def accuracies(store: ReadableStore) -> dict[int, dict[str, float]]:
@@ -100,3 +110,10 @@ def was_asked(store: ReadableStore, version: int, client: str) -> bool:
         evaluations.c.failure != NO_TEST_DATA,
     )
     return bool(store.rows(query))
+
+
+def server_evaluations_of(store: ReadableStore) -> dict[int, Evaluation]:
+    """Return how versions do on the server's own test data, for those that have a result."""
+    table = server_evaluations.c
+    query = sa.select(table.version, table.evaluation).where(table.evaluation.is_not(None))
+    return {version: Evaluation.model_validate_json(text) for version, text in store.rows(query)}

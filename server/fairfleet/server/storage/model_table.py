@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
@@ -11,6 +12,8 @@ from sqlalchemy.engine import Row
 from fairfleet.server.storage.queries import Write, writing
 from fairfleet.server.storage.schema import models
 from fairfleet.server.storage.state_database import StateDatabase
+
+_is_kept = models.c.file.is_not(None)
 
 
 @dataclass(frozen=True)
@@ -29,14 +32,19 @@ class ModelTable(StateDatabase):
 
     def model(self, version: int) -> StoredModel | None:
         """Return a version; None if its file is not kept."""
-        query = sa.select(models).where(models.c.version == version, models.c.file.is_not(None))
+        query = sa.select(models).where(models.c.version == version, _is_kept)
         rows = self.rows(query)
         return _stored_model(rows[0]) if rows else None
 
     def kept_models(self) -> list[StoredModel]:
         """Return all versions whose files are kept, in order."""
-        query = sa.select(models).where(models.c.file.is_not(None)).order_by(models.c.version)
+        query = sa.select(models).where(_is_kept).order_by(models.c.version)
         return [_stored_model(row) for row in self.rows(query)]
+
+    def committed_unix(self) -> dict[int, float]:
+        """Return when each version that is kept was committed."""
+        query = sa.select(models.c.version, models.c.unix_seconds)
+        return {row.version: row.unix_seconds for row in self.rows(query.where(_is_kept))}
 
     def model_digest(self, version: int) -> bytes | None:
         """Return the digest of a version; None if it was never committed."""
@@ -65,9 +73,10 @@ def model_write(model: StoredModel) -> Write:
     return writing(models.insert(), row)
 
 
-def forget_files_write(newest: int) -> Write:
-    """Record that the files of the models up to a version are not kept any more."""
-    old = models.update().where(models.c.version <= newest)
+def forget_files_write(newest: int, pinned: Collection[int]) -> Write:
+    """Record that the models up to a version, apart from the pinned ones, are not kept any more."""
+    is_old = (models.c.version <= newest) & models.c.version.not_in(sorted(pinned))
+    old = models.update().where(is_old, _is_kept)
     return writing(old.values(file=None, vectors_file=None))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -118,9 +118,15 @@ class Store(ModelTable, UpdateTable, HistoryTable):
         return step_queries.completed(self, records, first, last)
 
     @staticmethod
-    def commit_writes(model: StoredModel, record: Callable[[], RoundRecord], keep: int) -> Write:
-        """Record a round's model and its record; keep the files of the newest `keep` models.
+    def commit_writes(
+        model: StoredModel,
+        record: Callable[[], RoundRecord],
+        keep: int,
+        pinned: Collection[int] = (),
+    ) -> Write:
+        """Record a round's model and its record.
 
+        The files of the newest `keep` models and of the `pinned` versions are kept.
         `record` is called inside the transaction, so it may wait for the model's files.
         """
         version = model.version
@@ -130,7 +136,7 @@ class Store(ModelTable, UpdateTable, HistoryTable):
             values = {"round": version - 1, "record": record().to_json()}
             connection.execute(rounds.insert(), values)
             committed_updates_write(version - 1)(connection)
-            forget_files_write(version - keep)(connection)
+            forget_files_write(version - keep, pinned)(connection)
 
         return write
 

@@ -127,9 +127,8 @@ class ClientRequests:
         await self._departures.depart(self.session(session_id), reason or "left")
 
     def acknowledge_finish(self, session_id: str) -> None:
-        """End the session of a client that was informed that the federation is finished."""
-        self._sessions.remove(self.session(session_id))
-        self._runner.check_drained()
+        """Note that a client was informed of the end. It may fetch the result before it leaves."""
+        self.session(session_id).finished = True
 
     # ---- tasks ---------------------------------------------------------------------------------
 
@@ -166,7 +165,7 @@ class ClientRequests:
 
     async def _wait_for_task(self, session: Session, *, for_models: bool = False) -> None:
         idle = self._assignments.assignment(session.client) is None
-        finished = self._runner.round.phase is Phase.FINISHED
+        finished = self._runner.result is not None
         if idle and not finished and not self._runner.stopping:
             await self._assignments.wait(session, for_models=for_models)
             self.session(session.id)  # it may have been superseded or revoked meanwhile

@@ -36,6 +36,10 @@ class Departures:
 
     async def depart(self, session: Session, reason: str) -> None:
         """End a session, and continue the round without its client."""
+        if session.finished and self._runner.result is not None:
+            self._sessions.remove(session)  # as it was told to: nobody needs to hear of it
+            self._runner.check_drained()
+            return
         self.disconnect(session, reason)
         await self.lose(session.client)
         self._runner.check_drained()

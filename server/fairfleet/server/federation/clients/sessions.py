@@ -53,6 +53,7 @@ class Session:
     member: ClientDescription
     last_seen: float
     last_task: str = ""  # the newest task that the client was given
+    finished: bool = False  # the client was told that the federation is finished
     polls: int = 0  # calls that are being answered: the lease does not run meanwhile
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from fairfleet.server.storage.files.durable_files import make_folder, sync_path,
 VECTORS = ".optimizer.safetensors"
 QUARANTINE = "quarantine"
 FREE_MODEL = "free"  # the file of a model that is not kept any more, reused for the next one
+NO_METADATA: Mapping[str, str] = {}
 
 
 class TensorFiles:
@@ -43,12 +44,15 @@ class TensorFiles:
 
     # ---- models --------------------------------------------------------------------------------
 
-    def write_model(self, version: int, model: Model) -> str:
-        """Write a model durably; return the file's name for the database."""
+    def write_model(
+        self, version: int, model: Model, metadata: Mapping[str, str] = NO_METADATA
+    ) -> str:
+        """Write a model durably, with metadata; return the file's name for the database."""
         path = self.folder / model_file(version)
+        fields = {**metadata, "version": str(version)}
         write_durably(
             path,
-            partial(model.save, version=str(version)),
+            lambda temp_path: model.save(temp_path, **fields),
             reuse=path.with_name(FREE_MODEL),
         )
         return model_file(version)
@@ -125,14 +129,15 @@ class TensorFiles:
             if not path.name.startswith(_round_prefix(current_round)):
                 path.unlink(missing_ok=True)
 
-    def retire_round(self, version: int, keep: int) -> None:
+    def retire_round(self, version: int, released: Iterable[int]) -> None:
         """Free the files that the commit of a version made obsolete.
 
-        These are the oldest model, and the updates of the committed round. Later files overwrite
-        them, which is faster than to allocate their blocks again.
+        These are the models of the `released` versions, and the updates of the committed round.
+        Later files overwrite them, which is faster than to allocate their blocks again.
         """
-        for path in _with_prefix(self.folder / "models", f"{version - keep:08d}."):
-            self._retire_model(path)
+        for model in released:
+            for path in _with_prefix(self.folder / "models", f"{model:08d}."):
+                self._retire_model(path)
         uploads = _with_prefix(self.folder / "uploads", _round_prefix(version - 1))
         for number, path in enumerate(uploads):
             if _is_linked(path):

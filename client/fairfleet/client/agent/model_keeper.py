@@ -1,0 +1,196 @@
+"""Models that a participant keeps: saved to its file, and given to its task.
+
+This happens after each evaluation, and at the end with the federation's result. The terms of the
+federation (`JoinResponse.kept_models`) may allow only the result, or nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from fairfleet.client.agent.model_cache import ModelCache
+from fairfleet.client.agent.server_connection import ServerConnection, Stopped
+from fairfleet.client.task import Keeping, Task
+from fairfleet.common.atomic_files import TEMP_SUFFIX, write_atomically
+from fairfleet.common.errors import FleetError, UsageError
+from fairfleet.common.features import software
+from fairfleet.proto.v1 import fleet_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+STALL_SECONDS = 60.0  # without a byte of the result, the server counts as gone
+EVERY_MODEL = (pb.KEPT_MODELS_UNSPECIFIED, pb.KEPT_MODELS_RECEIVED)
+TERMS = {
+    pb.KEPT_MODELS_NONE: "participants may keep no model",
+    pb.KEPT_MODELS_FINAL: "participants may keep only its result, at the end",
+}
+
+
+class ModelKeeper:
+    """Keeps models as far as the federation's terms allow; does nothing if nobody wants them."""
+
+    def __init__(
+        self, task: Task, path: Path | None, connection: ServerConnection, models: ModelCache
+    ) -> None:
+        """`path` is the file to write, or None. Raises UsageError if it cannot be written."""
+        self._task, self._path = task, path
+        self._connection, self._models = connection, models
+        self._is_wanted = path is not None or isinstance(task, Keeping)
+        if path is not None:
+            check_writable(path)
+
+    def explain_terms(self) -> None:
+        """Log, after a join, if the federation's terms forbid what was requested here."""
+        joined = self._connection.joined
+        if self._path is not None and (terms := TERMS.get(joined.kept_models)):
+            written = "is not written" if self._terms == pb.KEPT_MODELS_NONE else "is written then"
+            log.warning(
+                "in federation %s, %s (clients_keep of its server): %s %s. This client trains "
+                "all the same.",
+                joined.federation,
+                terms,
+                self._path,
+                written,
+            )
+
+    def evaluated(self) -> None:
+        """Keep the model that was just evaluated."""
+        if not self._is_wanted or self._terms not in EVERY_MODEL:
+            return
+        try:
+            self._keep_received()
+        except OSError as error:
+            log.error("cannot write %s: %s; training goes on", self._path, error.strerror)
+
+    def finished(self, end: pb.Finished) -> None:
+        """Fetch and keep the federation's result; the last received model from an older server.
+
+        Raises UsageError if it cannot be written.
+        """
+        if not self._is_wanted or self._terms == pb.KEPT_MODELS_NONE:
+            return
+        if end.HasField("model"):
+            if not self._fetch(end.model):
+                return
+        elif self._terms not in EVERY_MODEL:
+            return
+        try:
+            self._keep_received()
+        except OSError as error:
+            raise UsageError(f"cannot write {self._path}: {error.strerror}") from error
+
+    @property
+    def _terms(self) -> pb.KeptModels.ValueType:
+        return self._connection.joined.kept_models
+
+    def _fetch(self, ref: pb.ModelRef) -> bool:
+        """Fetch the result; return whether it is there."""
+        try:
+            with self._stopping_when_stalled():
+                self._models.fetch(ref)
+        except (FleetError, Stopped) as error:
+            log.error(
+                "version %d, the federation's result, could not be fetched (%s). An operator can "
+                "still export it.",
+                ref.version,
+                str(error) or "the server does not answer",
+            )
+            return False
+        return True
+
+    @contextmanager
+    def _stopping_when_stalled(self) -> Iterator[None]:
+        """Stop the connection if nothing arrives: a server that has ended will not come back."""
+        done, counters = threading.Event(), self._connection.counters
+
+        def watch() -> None:
+            before = -1
+            while not done.wait(STALL_SECONDS):
+                if counters.received_bytes == before:
+                    self._connection.stop()
+                    return
+                before = counters.received_bytes
+
+        threading.Thread(target=watch, name="result", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def _keep_received(self) -> None:
+        """Save the received model and give it to the task. Raises OSError."""
+        held = self._models.held
+        if held is None:
+            return  # nothing was received, or a transfer has damaged it
+        version, digest = held
+        if self._path is not None:
+            self._save(self._path, version, digest)
+        if isinstance(self._task, Keeping):
+            self._give_to_task(self._task, version)
+
+    def _save(self, path: Path, version: int, digest: bytes) -> None:
+        joined = self._connection.joined
+        metadata = {
+            "federation": joined.federation,
+            "federation_id": joined.federation_id,
+            "version": str(version),
+            "digest": digest.hex(),
+            "software": software(),
+        }
+
+        def save(temp_path: Path) -> None:
+            self._models.received.save(temp_path, **metadata)
+
+        write_atomically(path, save, temp_suffix=_temp_suffix())
+        log.info("saved version %d to %s", version, path, extra={"round": version})
+
+    def _give_to_task(self, task: Keeping, version: int) -> None:
+        arrays = self._models.received.named()
+        for array in arrays.values():
+            array.flags.writeable = False
+        try:
+            task.on_model(version, arrays)
+        except Exception:  # the task is a user's code and may raise anything
+            log.exception("on_model failed for version %d", version, extra={"round": version})
+
+
+def check_writable(path: Path) -> None:
+    """Raise UsageError if a model cannot be saved to this file, or would replace another one."""
+    if path.is_dir():
+        raise UsageError(f"--save-model {path} is a folder; give the name of a file in it")
+    if path.exists() and not _is_safetensors(path):
+        raise UsageError(
+            f"--save-model {path} exists and is not a safetensors file; it is not replaced. "
+            "Give another file, or remove it"
+        )
+    temp_path = path.with_name(path.name + _temp_suffix())
+    try:
+        temp_path.touch()
+    except OSError as error:
+        raise UsageError(
+            f"--save-model {path} cannot be written: {error.strerror}. Give a file in a folder "
+            "that exists and that this user may write to"
+        ) from error
+    finally:
+        with suppress(OSError):
+            temp_path.unlink(missing_ok=True)
+
+
+def _temp_suffix() -> str:
+    """Return a suffix of this process: several clients may write the same file."""
+    return f".{os.getpid()}{TEMP_SUFFIX}"
+
+
+def _is_safetensors(path: Path) -> bool:
+    try:
+        with safe_open(path, framework="numpy"):
+            return True
+    except (OSError, SafetensorError):
+        return False

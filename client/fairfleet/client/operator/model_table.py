@@ -1,0 +1,60 @@
+"""The list of `fairfleet models`: which versions are kept, why, and how the evaluated ones did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich import box
+from rich.filesize import decimal
+from rich.table import Table
+
+from fairfleet.client.operator.formatting import percent
+from fairfleet.proto.v1 import operator_pb2 as pb
+
+
+def models_table(records: Sequence[pb.ModelRecord]) -> Table:
+    """Return a table of the versions, with two columns for each measure."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for name in ("version", "size", "committed", "kept because"):
+        table.add_column(name)
+    measures = sorted({score.measure for record in records for score in record.scores})
+    for measure in measures:
+        table.add_column(measure, justify="right")
+        table.add_column("worst 10 %", justify="right")
+    has_own = any(record.HasField("server_evaluation") for record in records)
+    if has_own:
+        table.add_column("on the server", justify="right")
+    for record in records:
+        table.add_row(*_cells(record, measures), *([_own(record)] if has_own else []))
+    return table
+
+
+def _cells(record: pb.ModelRecord, measures: Sequence[str]) -> list[str]:
+    committed = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.unix_seconds))
+    cells = [
+        str(record.version),
+        decimal(record.size_bytes),
+        committed,
+        ", ".join(record.kept_because),
+    ]
+    scores = {score.measure: score for score in record.scores}
+    for measure in measures:
+        score = scores.get(measure)
+        values = (score.mean, score.worst_10_percent) if score else ()
+        cells += [_figure(measure, value) for value in values] or ["-", "-"]
+    return cells
+
+
+def _figure(measure: str, value: float) -> str:
+    return percent(value) if measure == "accuracy" else f"{value:.4g}"
+
+
+def _own(record: pb.ModelRecord) -> str:
+    """Return how a version does on the server's own test data."""
+    evaluation = record.server_evaluation
+    if not record.HasField("server_evaluation"):
+        return "-"
+    if evaluation.HasField("accuracy"):
+        return percent(evaluation.accuracy)
+    return f"loss {evaluation.loss:.4g}"

@@ -1,0 +1,77 @@
+"""Compare evaluated versions of the model: pure functions of what clients reported.
+
+A version is as good as it is for the worst-served tenth of the clients that evaluated it, because
+`end.plateau` compares evaluations in the same way. Versions that are equal there are compared by
+the mean over all clients, and of equal versions the earliest is the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fairfleet.common import fairness
+from fairfleet.common.reports import Evaluation
+
+ACCURACY, LOSS = "accuracy", "loss"
+HIGHER_IS_BETTER = {ACCURACY: True, LOSS: False}
+
+
+@dataclass(frozen=True)
+class VersionScore:
+    """One measure of one version, over the clients that reported it."""
+
+    measure: str
+    higher_is_better: bool
+    mean: float
+    worst_10_percent: float  # mean of the worst-served tenth
+    clients: int
+
+    def rank(self) -> tuple[float, float]:
+        """Return a key for comparing versions: the greater, the better."""
+        sign = 1.0 if self.higher_is_better else -1.0
+        return sign * self.worst_10_percent, sign * self.mean
+
+
+Scores = Mapping[str, VersionScore]  # of one version, by measure
+
+
+def values_of(evaluation: Evaluation) -> dict[str, float]:
+    """Return the measures that one client reports of the federation's model."""
+    values = {ACCURACY: evaluation.accuracy, LOSS: evaluation.loss}
+    return {measure: value for measure, value in values.items() if value is not None}
+
+
+def version_scores(reported: Iterable[Mapping[str, float]]) -> dict[str, VersionScore]:
+    """Return the scores of one version, given the measures that each client reported.
+
+    >>> version_scores([{"loss": 0.5}, {"loss": 2.0}])["loss"].worst_10_percent
+    2.0
+    """
+    by_measure: dict[str, list[float]] = {}
+    for values in reported:
+        for measure, value in values.items():
+            by_measure.setdefault(measure, []).append(value)
+    return {measure: _score(measure, values) for measure, values in sorted(by_measure.items())}
+
+
+def chosen_measure(scores: Iterable[Scores]) -> str | None:
+    """Return the measure that versions are compared by: accuracy if any has it, else the loss."""
+    reported = {measure for version in scores for measure in version}
+    return ACCURACY if ACCURACY in reported else LOSS if LOSS in reported else None
+
+
+def best_version(scores: Mapping[int, Scores], measure: str) -> int | None:
+    """Return the best version by a measure; None if no version was evaluated by it."""
+    ranks = {
+        version: of_version[measure].rank()
+        for version, of_version in sorted(scores.items())
+        if measure in of_version
+    }
+    return max(ranks, key=ranks.__getitem__, default=None)
+
+
+def _score(measure: str, values: Sequence[float]) -> VersionScore:
+    higher = HIGHER_IS_BETTER[measure]
+    worst = fairness.worst(values, 10, higher_is_better=higher)
+    return VersionScore(measure, higher, fairness.mean(values), worst, len(values))

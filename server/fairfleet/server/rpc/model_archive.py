@@ -1,0 +1,146 @@
+"""The models that are kept: their list, and one of them as a file with what is known of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
+
+from fairfleet.common import wire
+from fairfleet.common.codecs import CHUNK_BYTES
+from fairfleet.common.errors import BadRequest, NotKept, short
+from fairfleet.proto.v1 import fleet_pb2
+from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.federation.coordinator import Coordinator
+from fairfleet.server.rounds.version_ranking import VersionScore
+from fairfleet.server.storage.evaluation_queries import server_evaluations_of
+from fairfleet.server.storage.files.exported_model import ExportedModel
+from fairfleet.server.storage.store import Store, StoredModel
+
+
+class ModelArchive:
+    """Lists and exports the models of the state directory."""
+
+    def __init__(self, coordinator: Coordinator, store: Store) -> None:
+        self._state, self._store = coordinator.state, store
+
+    # ---- the list ------------------------------------------------------------------------------
+
+    async def records(self) -> AsyncIterator[pb.ModelRecord]:
+        """Yield a record of each version that is kept, the oldest first."""
+        stored = await asyncio.to_thread(self._store.kept_models)
+        times = await asyncio.to_thread(self._store.committed_unix)
+        evaluations = await asyncio.to_thread(server_evaluations_of, self._store)
+        newest, best = self._state.publication.version, self._state.best_version
+        for model in stored:
+            record = pb.ModelRecord(
+                version=model.version,
+                digest=model.digest,
+                size_bytes=await asyncio.to_thread(self._size_of, model),
+                unix_seconds=times.get(model.version, 0.0),
+                kept_because=self._state.kept_versions.reasons(model.version, newest, best),
+                scores=[_score_out(score) for score in self._scores(model.version)],
+            )
+            if evaluation := evaluations.get(model.version):
+                record.server_evaluation.CopyFrom(wire.evaluation_out(evaluation))
+            yield record
+
+    def _scores(self, version: int) -> list[VersionScore]:
+        return list(self._state.kept_versions.scores(version).values())
+
+    def _size_of(self, model: StoredModel) -> int:
+        """Return the size of a model's file; 0 if it was retired just now."""
+        path = self._store.folder / model.file
+        return path.stat().st_size if path.exists() else 0
+
+    # ---- one of them ---------------------------------------------------------------------------
+
+    async def export(self, request: pb.ExportModelRequest) -> AsyncIterator[pb.FileChunk]:
+        """Yield the file of the version that a request means; raise NotKept if there is none."""
+        version = self._version_of(request)
+        model = await asyncio.to_thread(self._store.model, version)
+        if model is None:
+            raise NotKept(self._why_not_kept(version, await asyncio.to_thread(self._kept)))
+        with self._store.files.reading(model.file) as path:
+            try:
+                file = await asyncio.to_thread(ExportedModel, path, self._metadata(model))
+            except FileNotFoundError:
+                raise NotKept(
+                    f"version {version} was just retired; `fairfleet models` lists what is kept"
+                ) from None
+            async for chunk in _file_chunks(file, version):
+                yield chunk
+
+    def _version_of(self, request: pb.ExportModelRequest) -> int:
+        if request.best and request.HasField("version"):
+            raise BadRequest("version and best are both set; send one of them")
+        if not request.best:
+            newest = self._state.publication.version
+            return request.version if request.HasField("version") else newest
+        best = self._state.best_version
+        if best is None:
+            every = self._state.settings.round.evaluate_every
+            schedule = f"every {every} rounds" if every else "never (round.evaluate_every is 0)"
+            raise NotKept(
+                "no version that is kept was evaluated, so none is the best; clients evaluate "
+                f"{schedule}. Export the newest, or a --version that `fairfleet models` lists"
+            )
+        return best
+
+    def _kept(self) -> list[int]:
+        return [model.version for model in self._store.kept_models()]
+
+    def _why_not_kept(self, version: int, kept: list[int]) -> str:
+        newest = self._state.publication.version
+        versions = short(", ".join(map(str, kept)), 200)
+        if version > newest:
+            return f"version {version} is not kept; the newest is {newest}"
+        if version == 0:
+            return (
+                "version 0 is not kept: an earlier version of the server deleted it. "
+                f"Kept are {versions}"
+            )
+        return (
+            f"version {version} is not kept; the newest is {newest}. Kept are {versions} "
+            "(the newest `keep_models`, the best evaluated one and version 0)"
+        )
+
+    def _metadata(self, model: StoredModel) -> dict[str, str]:
+        """Return what is known of a version beside what its file says."""
+        scores = {score.measure: _without_name(score) for score in self._scores(model.version)}
+        return {
+            "federation": self._store.federation,
+            "federation_id": self._store.federation_id,
+            "version": str(model.version),
+            "digest": model.digest.hex(),
+            "scores": json.dumps(scores),
+        }
+
+
+def _without_name(score: VersionScore) -> dict[str, object]:
+    return {key: value for key, value in asdict(score).items() if key != "measure"}
+
+
+def _score_out(score: VersionScore) -> pb.VersionScore:
+    higher, lower = fleet_pb2.DIRECTION_HIGHER, fleet_pb2.DIRECTION_LOWER
+    return pb.VersionScore(
+        measure=score.measure,
+        direction=higher if score.higher_is_better else lower,
+        mean=score.mean,
+        worst_10_percent=score.worst_10_percent,
+        clients=score.clients,
+    )
+
+
+async def _file_chunks(file: ExportedModel, version: int) -> AsyncIterator[pb.FileChunk]:
+    pieces: Iterator[bytes] = file.pieces(CHUNK_BYTES)
+    offset = 0
+    try:
+        while data := await asyncio.to_thread(next, pieces, b""):
+            yield pb.FileChunk(
+                offset_bytes=offset, data=data, size_bytes=file.size_bytes, version=version
+            )
+            offset += len(data)
+    finally:
+        file.close()

@@ -1,0 +1,101 @@
+"""Decides which versions of the model stay on the disk, and knows how the evaluated ones did.
+
+The newest versions, the initial one and the best evaluated one are kept. The decision is made from
+the recorded evaluations at each commit, and is part of its transaction. So a crash between an
+evaluation and the next commit changes nothing. A version is evaluated while it is the newest, which
+is always kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fairfleet.common.reports import Evaluation
+from fairfleet.server.rounds.version_ranking import (
+    VersionScore,
+    best_version,
+    chosen_measure,
+    values_of,
+    version_scores,
+)
+from fairfleet.server.storage.evaluation_queries import evaluations_of_kept_models
+from fairfleet.server.storage.model_table import ModelTable
+
+INITIAL = 0
+NO_SCORES: Mapping[str, VersionScore] = {}
+
+
+class KeptVersions:
+    """The versions whose models are on the disk, with their scores."""
+
+    def __init__(self, store: ModelTable, keep: int) -> None:
+        """`keep` is how many of the newest versions are kept."""
+        self._store, self._keep = store, keep
+        self.reload()
+
+    def reload(self) -> None:
+        """Read from the database which versions are kept, and their evaluations."""
+        self._versions = {stored.version for stored in self._store.kept_models()}
+        evaluations = evaluations_of_kept_models(self._store)
+        reported = {
+            version: [values_of(evaluation) for evaluation in results]
+            for version, results in evaluations.items()
+        }
+        self._scores = {version: version_scores(values) for version, values in reported.items()}
+        # The evaluation of the newest of them may still be under way.
+        self._evaluated = max(reported, default=INITIAL)
+        self._reported = reported.get(self._evaluated, [])
+
+    def evaluated(self, version: int, evaluation: Evaluation) -> None:
+        """Count a client's evaluation of the newest version."""
+        if version != self._evaluated:
+            self._evaluated, self._reported = version, []
+        self._reported.append(values_of(evaluation))
+        self._scores[version] = {}  # to be computed again
+
+    def measure(self) -> str | None:
+        """Return the measure by which versions are compared; None if nothing was evaluated."""
+        return chosen_measure(self.scores(version) for version in self._scores)
+
+    def scores(self, version: int) -> Mapping[str, VersionScore]:
+        """Return the scores of a version by measure; empty if it was not evaluated."""
+        if version == self._evaluated and not self._scores.get(version, True):
+            self._scores[version] = version_scores(self._reported)
+        return self._scores.get(version, NO_SCORES)
+
+    def best(self, under_evaluation: int | None = None) -> int | None:
+        """Return the best evaluated version; None if there is none.
+
+        A version whose evaluation is not over yet does not count.
+        """
+        complete = {
+            version: self.scores(version)
+            for version in self._scores
+            if version in self._versions and version != under_evaluation
+        }
+        measure = chosen_measure(complete.values())
+        return None if measure is None else best_version(complete, measure)
+
+    def pinned(self) -> set[int]:
+        """Return the versions that stay however many follow them: the initial and the best one."""
+        best = self.best()
+        return {INITIAL} if best is None else {INITIAL, best}
+
+    def commit(self, version: int, pinned: set[int]) -> list[int]:
+        """Count a committed version; return the versions whose files are not kept any more."""
+        self._versions.add(version)
+        released = {old for old in self._versions if old <= version - self._keep} - pinned
+        self._versions -= released
+        for old in released:
+            self._scores.pop(old, None)
+        return sorted(released)
+
+    def reasons(self, version: int, newest: int, best: int | None) -> list[str]:
+        """Return why a version is kept."""
+        reasons = {
+            "newest": version == newest,
+            "best": version == best,
+            "initial": version == INITIAL,
+            "recent": newest - self._keep < version < newest,
+        }
+        return [reason for reason, holds in reasons.items() if holds]
