@@ -258,3 +258,25 @@ def test_a_finished_client_that_never_leaves_does_not_keep_the_server(fleet: Fle
     )
     assert fleet.server is not None
     until(lambda: fleet.server and fleet.server.poll() == 0, "the server to end", 20)
+
+
+def test_a_restarted_server_still_has_the_result_and_the_newest_where_its_file_is_damaged(
+    fleet: Fleet,
+) -> None:
+    fleet.init()
+    fleet.start_server(**SETTINGS)
+    start(fleet)
+    fleet.wait_clients()
+    for damage, version in ((False, BEST), (True, 5)):
+        fleet.stop_server()
+        if damage:
+            (file,) = fleet.query(f"select file from models where version = {BEST}")[0]
+            data = bytearray((fleet.state / file).read_bytes())
+            data[-8] ^= 1
+            (fleet.state / file).write_bytes(data)
+        fleet.start_server(**SETTINGS)
+        device = Device(fleet.address, "device")
+        device.join()
+        assert device.next_task().finished.model.version == version
+        device.leave()
+    assert "participants get version 5 as the result" in fleet.log("server.log")

@@ -13,6 +13,8 @@ from fairfleet.common.tensors import Model
 from fairfleet.server.storage.evaluation_queries import evaluation_write
 from fairfleet.server.storage.kept_versions import KeptVersions
 from fairfleet.server.storage.model_table import StoredModel, forget_files_write, model_write
+from fairfleet.server.storage.queries import writing
+from fairfleet.server.storage.schema import rounds
 from fairfleet.server.storage.store import Store
 from fairfleet.server.transfer.published_model import PublishedModel
 
@@ -24,6 +26,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.create("birds", model, PublishedModel.of(0, model).digest)
     yield store
     store.close()
+
+
+def opened(store: Store, keep: int) -> KeptVersions:
+    versions = KeptVersions(store, keep)
+    versions.reload()
+    return versions
 
 
 def commit(store: Store, versions: KeptVersions, version: int) -> list[int]:
@@ -46,7 +54,7 @@ def kept(store: Store) -> list[int]:
 
 
 def test_the_best_version_stays_until_a_better_one_was_evaluated(store: Store) -> None:
-    versions = KeptVersions(store, keep=2)
+    versions = opened(store, 2)
     commit(store, versions, 1)
     evaluate(store, versions, 1, 0.5)
     for version in (2, 3, 4):
@@ -58,18 +66,18 @@ def test_the_best_version_stays_until_a_better_one_was_evaluated(store: Store) -
 
 
 def test_a_restart_keeps_the_same_versions(store: Store) -> None:
-    versions = KeptVersions(store, keep=2)
+    versions = opened(store, 2)
     for version in (1, 2, 3):
         commit(store, versions, version)
         evaluate(store, versions, version, 1.0 - version / 10)
-    again = KeptVersions(store, keep=2)
+    again = opened(store, 2)
     assert (again.best(), again.pinned()) == (1, {0, 1})
     assert again.scores(3) == versions.scores(3)
     assert commit(store, again, 4) == [2]
 
 
 def test_a_version_that_is_still_being_evaluated_is_not_the_best(store: Store) -> None:
-    versions = KeptVersions(store, keep=2)
+    versions = opened(store, 2)
     for version in (1, 2):
         commit(store, versions, version)
         evaluate(store, versions, version, version / 10)
@@ -78,26 +86,38 @@ def test_a_version_that_is_still_being_evaluated_is_not_the_best(store: Store) -
 
 
 def test_a_version_whose_file_an_earlier_server_deleted_is_not_the_best(store: Store) -> None:
-    versions = KeptVersions(store, keep=2)
+    versions = opened(store, 2)
     commit(store, versions, 1)
     evaluate(store, versions, 1, 0.9)
     store.write(forget_files_write(1, ()))
-    again = KeptVersions(store, keep=2)
+    again = opened(store, 2)
     assert again.best() is None
     assert kept(store) == []
 
 
 def test_fewer_kept_models_release_all_others_at_the_next_commit(store: Store) -> None:
-    versions = KeptVersions(store, keep=100)
+    versions = opened(store, 100)
     for version in range(1, 6):
         store.write(model_write(StoredModel(version, bytes(32), f"models/{version}")))
         assert versions.commit(version, versions.pinned()) == []
-    fewer = KeptVersions(store, keep=1)
+    fewer = opened(store, 1)
     assert fewer.commit(6, fewer.pinned()) == [1, 2, 3, 4, 5]
 
 
 def test_each_version_has_the_reasons_why_it_is_kept(store: Store) -> None:
-    versions = KeptVersions(store, keep=2)
+    versions = opened(store, 2)
     assert versions.reasons(0, newest=0, best=None) == ["newest", "initial"]
     assert versions.reasons(4, newest=5, best=4) == ["best", "recent"]
     assert versions.reasons(2, newest=5, best=2) == ["best"]
+
+
+def test_a_version_of_an_undone_round_is_not_the_best(store: Store) -> None:
+    versions = opened(store, 5)
+    for version in (1, 2):
+        commit(store, versions, version)
+        evaluate(store, versions, version, version / 10)
+    undone = {"round": 1, "record": "{}", "undone_by": 2}
+    store.write(writing(rounds.insert(), undone))
+    assert versions.best() == 2
+    versions.reload()
+    assert versions.best() == 1

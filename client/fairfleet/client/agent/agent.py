@@ -347,7 +347,8 @@ class Agent:
             return
         self.counters.evaluation = evaluation
         self._report_evaluation(request, evaluation)
-        self._keeper.evaluated()
+        with self._heartbeat.during(request.id):  # a large file takes time
+            self._keeper.evaluated()
 
     def _report_evaluation(self, request: pb.EvaluateTask, evaluation: Evaluation) -> None:
         if reports := wire.privacy_in(request.privacy).reports:

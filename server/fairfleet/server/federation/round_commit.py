@@ -50,6 +50,7 @@ class RoundCommits:
         """Load what earlier commits left in the state directory."""
         store, in_database = self._runner.store, self._runner.executors.in_database
         await self._clear_quarantine()
+        await in_database(self._runner.kept_versions.reload)
         self.quarantine_notices = await in_database(notices, store)
         self.improvement = await in_database(ImprovementTracker, store, round_number)
 

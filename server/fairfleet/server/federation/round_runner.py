@@ -166,6 +166,8 @@ class RoundRunner:
             await self.executors.in_database(record, decision.facts, decision.round, *writes)
         self._announce(announcements, decision.facts)
         self.round = decision.round
+        if self.round.phase is not Phase.FINISHED:
+            self._result = None  # the federation goes on
         publish()
         for action, round_ in decision.actions:
             self.perform(action, round_)

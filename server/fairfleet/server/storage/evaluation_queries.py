@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from fairfleet.common.reports import Evaluation
 from fairfleet.server.rounds.missing_evaluations import NO_TEST_DATA
 from fairfleet.server.storage.queries import ReadableStore, Write, writing
-from fairfleet.server.storage.schema import evaluations, models, server_evaluations
+from fairfleet.server.storage.schema import evaluations, models, rounds, server_evaluations
 
 _has_result = evaluations.c.evaluation.is_not(None)
 
@@ -52,11 +52,16 @@ def evaluation_failures(store: ReadableStore, version: int) -> dict[str, str]:
 
 
 def evaluations_of_kept_models(store: ReadableStore) -> dict[int, list[Evaluation]]:
-    """Return the results for each version whose model is kept, if there are any."""
+    """Return the results for each version whose model is kept, if there are any.
+
+    Versions of rounds that were undone are left out.
+    """
     is_kept = (models.c.version == evaluations.c.version) & models.c.file.is_not(None)
+    undone = sa.select(rounds.c.round + 1).where(rounds.c.undone_by.is_not(None))
+    stands = evaluations.c.version.not_in(undone)
     query = sa.select(evaluations.c.version, evaluations.c.evaluation).join(models, is_kept)
     by_version: dict[int, list[Evaluation]] = defaultdict(list)
-    for version, text in store.rows(query.where(_has_result)):
+    for version, text in store.rows(query.where(_has_result, stands)):
         by_version[version].append(Evaluation.model_validate_json(text))
     return dict(by_version)
 

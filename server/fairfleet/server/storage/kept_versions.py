@@ -29,9 +29,11 @@ class KeptVersions:
     """The versions whose models are on the disk, with their scores."""
 
     def __init__(self, store: ModelTable, keep: int) -> None:
-        """`keep` is how many of the newest versions are kept."""
+        """`keep` is how many of the newest versions are kept. `reload` comes first."""
         self._store, self._keep = store, keep
-        self.reload()
+        self._versions = set[int]()
+        self._scores: dict[int, Mapping[str, VersionScore]] = {}
+        self._evaluated, self._reported = INITIAL, list[dict[str, float]]()
 
     def reload(self) -> None:
         """Read from the database which versions are kept, and their evaluations."""
@@ -42,7 +44,7 @@ class KeptVersions:
             for version, results in evaluations.items()
         }
         self._scores = {version: version_scores(values) for version, values in reported.items()}
-        # The evaluation of the newest of them may still be under way.
+        # The evaluation of the newest version may still be under way.
         self._evaluated = max(reported, default=INITIAL)
         self._reported = reported.get(self._evaluated, [])
 
