@@ -784,8 +784,9 @@ class Finished(google.protobuf.message.Message):
     reason: builtins.str
     @property
     def model(self) -> Global___ModelRef:
-        """The federation's result: the best evaluated version, else the newest. Fetch it before the
-        session ends.
+        """The federation's result: the best evaluated version, else the newest. It can be fetched until
+        the session ends, by Leave or with its lease. Left out: participants may keep no model, or the
+        server is older than this field.
         """
 
     def __init__(
