@@ -110,7 +110,7 @@ class Fleet:
         self.size = size
         model = self.folder / "model.safetensors"
         done = self.run(
-            "init", "--task", f"tasks:{task}", "-o", f"size={size}", "--output", str(model)
+            "init", "--task", task_spec(task), "-o", f"size={size}", "--output", str(model)
         )
         assert done.returncode == 0, done.stderr
         return model
@@ -160,7 +160,7 @@ class Fleet:
     def start_client(self, name: str, *flags: str, task: str = "shift", **options: Any) -> Process:
         usual = {} if task == "quadratic" else {"shift": 1, "samples": 10}
         self.options[name] = {**usual, "size": self.size} | options
-        words = ["client", "--task", f"tasks:{task}", *self.identity_of(name), *flags]
+        words = ["client", "--task", task_spec(task), *self.identity_of(name), *flags]
         words += ["--state-dir", str(self.folder / "clients")]
         for key, value in self.options[name].items():
             words += ["-o", f"{key}={value}"]
@@ -371,3 +371,8 @@ def _started_with(
     if installation is None:
         return program, HERE, {}
     return installation.program, installation.folder, installation.environment
+
+
+def task_spec(task: str) -> str:
+    """Return a task of tests/support/tasks.py by its name, or one of another module as it is."""
+    return task if ":" in task else f"tasks:{task}"

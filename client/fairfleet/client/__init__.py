@@ -6,6 +6,8 @@ loads neither torch nor gRPC.
 
 - `Task`, `Measuring`, `Refreshing`, `Keeping`: the interfaces that a task implements.
 - `Job`, `Trained`: what `Task.train` receives and returns.
+- `Evaluation`, `TrainReport`: the figures that `Task.evaluate` and `Task.train` report.
+- `higher`, `lower`: make a measure of `Evaluation.measures`, such as AUC or MAE.
 - `Abandoned`: raised out of `Job.progress` when the result is no longer needed.
 - `TorchTask`: a ready-made task for a torch module. It needs torch.
 - `SoftmaxTask`: a ready-made task in numpy, for small boards.
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
         load_task,
     )
     from fairfleet.client.torch import TorchTask
+    from fairfleet.common.reports import Evaluation, TrainReport, higher, lower
 
 __all__ = [
     "Abandoned",
+    "Evaluation",
     "Job",
     "Keeping",
     "Measuring",
@@ -40,18 +44,26 @@ __all__ = [
     "SoftmaxTask",
     "Task",
     "TorchTask",
+    "TrainReport",
     "Trained",
+    "higher",
     "load_task",
+    "lower",
 ]
 
-_MODULES = {"SoftmaxTask": "softmax", "TorchTask": "torch"}  # the others are in `task`
+_REPORTS = "fairfleet.common.reports"
+_MODULES = {  # the others are in `task`
+    "SoftmaxTask": "fairfleet.client.softmax",
+    "TorchTask": "fairfleet.client.torch",
+    **dict.fromkeys(("Evaluation", "TrainReport", "higher", "lower"), _REPORTS),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'task')}")
+    module = importlib.import_module(_MODULES.get(name, f"{__name__}.task"))
     return getattr(module, name)
 
 

@@ -122,7 +122,11 @@ class Task(Protocol):
         """
 
     def evaluate(self, model: Arrays) -> Evaluation:
-        """Return the loss, and the accuracy if there is one, on this client's test data."""
+        """Return what this client's test data say about a model.
+
+        That is a loss, an accuracy or measures of the task's own, or several of them, for example
+        `Evaluation(samples=90, loss=0.4, measures={"auc": higher(0.93), "mae": lower(2.1)})`.
+        """
 
 
 @runtime_checkable

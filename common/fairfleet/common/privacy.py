@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, model_validator
 
+from fairfleet.common.errors import UsageError
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Model, Vector
 from fairfleet.common.training_plan import EXACTLY, EXACTNESS, LossPlan, Plan
@@ -228,12 +229,21 @@ def protected_report(
 def protected_evaluation(evaluation: Evaluation, terms: ReportTerms, noise: Noise) -> Evaluation:
     """Return loss and accuracy of the federation's model with noise.
 
-    The results of a personal model are left out.
+    The results of a personal model are left out, and so are named measures: their range is not
+    known, so no amount of noise protects them. Raises UsageError if nothing is left to report.
     """
-    accuracy = evaluation.accuracy
+    loss, accuracy = evaluation.loss, evaluation.accuracy
+    if loss is None and accuracy is None:
+        names = ", ".join(evaluation.measures)
+        raise UsageError(
+            f"with noise on reports an evaluation needs a loss or an accuracy; found {names}, "
+            "whose range is not known. Let Task.evaluate return a loss too."
+        )
     return Evaluation(
         samples=1,
-        loss=blurred(evaluation.loss, terms.loss_bound, terms.noise_multiplier, noise),
+        loss=None
+        if loss is None
+        else blurred(loss, terms.loss_bound, terms.noise_multiplier, noise),
         accuracy=None
         if accuracy is None
         else blurred(accuracy, 1.0, terms.noise_multiplier, noise),

@@ -5,9 +5,21 @@ Client and server both validate them, so a report with a NaN never reaches an ag
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    model_validator,
+)
+
+from fairfleet.common.errors import short
 
 # The name of a limit: steps, seconds or memory. Later clients may know others.
 Limit = Annotated[str, Field(max_length=32)]
@@ -53,13 +65,86 @@ class TrainReport(BaseModel):
     )
 
 
+Better = Literal["higher", "lower"]  # which values of a measure are better
+
+MAX_MEASURES = 16  # of one evaluation, beside loss and accuracy
+MEASURE_NAME = r"[a-z][a-z0-9_]{0,31}"
+# Measures that have fields of their own, with their directions.
+BUILT_IN: Mapping[str, Better] = {"loss": "lower", "accuracy": "higher"}
+
+
+def check_measure_name(name: str) -> str:
+    """Return the name of a measure; raise ValueError if it has another form or is reserved."""
+    if not re.fullmatch(MEASURE_NAME, name):
+        raise ValueError(
+            f"{short(name)!r} cannot name a measure; expected 1 to 32 of a-z, 0-9 and _, "
+            "beginning with a letter"
+        )
+    if name in BUILT_IN:
+        raise ValueError(f"{name} is no name for a measure: it has a field of its own")
+    return name
+
+
+class Measure(BaseModel):
+    """A figure that a task computes of a model, and which values of it are better."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: FiniteFloat
+    direction: Better
+
+
+def higher(value: float) -> Measure:
+    """Return a measure of which higher values are better, such as AUC or F1."""
+    return Measure(value=float(value), direction="higher")
+
+
+def lower(value: float) -> Measure:
+    """Return a measure of which lower values are better, such as MAE or perplexity."""
+    return Measure(value=float(value), direction="lower")
+
+
+MeasureName = Annotated[str, AfterValidator(check_measure_name)]
+Measures = Annotated[dict[MeasureName, Measure], Field(max_length=MAX_MEASURES)]
+
+
 class Evaluation(BaseModel):
-    """A client's evaluation of a model version on its own data."""
+    """A client's evaluation of a model version on its own data.
+
+    It has a loss, an accuracy or at least one of `measures`, which the task names itself:
+    `Evaluation(samples=90, measures={"auc": higher(0.93), "mae": lower(2.1)})`.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     samples: NonNegativeInt
-    loss: FiniteFloat
+    loss: FiniteFloat | None = None
     accuracy: float | None = Field(default=None, ge=0, le=1)
     personal_loss: FiniteFloat | None = None  # of the client's personal model, if it has one
     personal_accuracy: float | None = Field(default=None, ge=0, le=1)
+    measures: Measures = {}
+    personal_measures: Measures = {}  # of the personal model
+
+    @model_validator(mode="after")
+    def _has_a_figure(self) -> Evaluation:
+        if self.loss is None and self.accuracy is None and not self.measures:
+            raise ValueError(
+                "it has no figure; expected a loss, an accuracy or at least one of measures"
+            )
+        return self
+
+    def figures(self) -> dict[str, Measure]:
+        """Return every figure of the federation's model by name, loss and accuracy included."""
+        built_in = {
+            name: Measure(value=value, direction=direction)
+            for name, direction in BUILT_IN.items()
+            if (value := getattr(self, name)) is not None
+        }
+        return built_in | self.measures
+
+    def figure(self, name: str) -> float | None:
+        """Return the value of a measure by its name; None without it."""
+        if name in BUILT_IN:
+            value: float | None = getattr(self, name)
+            return value
+        return self.measures[name].value if name in self.measures else None

@@ -7,7 +7,7 @@ Apart from this module, only the gRPC services and their callers use the generat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -16,7 +16,14 @@ from pydantic import ValidationError
 from fairfleet.common.errors import BadReport, BadRequest, short
 from fairfleet.common.features import SPOKEN
 from fairfleet.common.privacy import PrivacyTerms, ReportTerms
-from fairfleet.common.reports import MAX_LOSS, Evaluation, TrainReport
+from fairfleet.common.reports import (
+    MAX_LOSS,
+    MAX_MEASURES,
+    Better,
+    Evaluation,
+    Measure,
+    TrainReport,
+)
 from fairfleet.common.tensors import Section, Signature, TensorSpec
 from fairfleet.common.training_plan import LossMeasurement, LossPlan, Plan
 from fairfleet.proto.v1 import fleet_pb2 as pb
@@ -38,6 +45,10 @@ STANDING_METADATA = "fairfleet-standing-bin"
 # Sent with every error that the server itself reports, and with no error that gRPC reports.
 ERROR_METADATA = "fairfleet-error"
 
+_DIRECTIONS: dict[Better, pb.Direction.ValueType] = {
+    "higher": pb.DIRECTION_HIGHER,
+    "lower": pb.DIRECTION_LOWER,
+}
 _SOLVERS = {"sgd": pb.SOLVER_SGD, "adam": pb.SOLVER_ADAM}
 MEASUREMENTS: dict[LossMeasurement, pb.LossMeasurement.ValueType] = {
     "exact": pb.LOSS_MEASUREMENT_EXACT,
@@ -108,22 +119,73 @@ def measured_as(reports: Iterable[pb.TrainReport]) -> str:
 
 def evaluation_out(evaluation: Evaluation) -> pb.Evaluation:
     """Return the message of an evaluation."""
-    return pb.Evaluation(**evaluation.model_dump(exclude_none=True))
+    named = {"measures", "personal_measures"}
+    message = pb.Evaluation(**evaluation.model_dump(exclude_none=True, exclude=named))
+    message.measures.extend(_measures_out(evaluation.measures))
+    message.personal_measures.extend(_measures_out(evaluation.personal_measures))
+    return message
 
 
-def evaluation_in(message: pb.Evaluation) -> Evaluation:
+def _measures_out(measures: Mapping[str, Measure]) -> list[pb.Measure]:
+    return [
+        pb.Measure(name=name, value=measure.value, direction=_DIRECTIONS[measure.direction])
+        for name, measure in measures.items()
+    ]
+
+
+def evaluation_in(message: pb.Evaluation, *, names_measures: bool = True) -> Evaluation:
     """Return the evaluation of a message. Raises BadRequest if it is not usable.
 
-    Losses are clipped to MAX_LOSS: a model that diverges is not the client's mistake.
+    Losses and measures are clipped to MAX_LOSS: a model that diverges is not the client's mistake.
+    A sender without the feature `measures` always has a loss, and leaves it out where it is 0.
     """
     fields = _fields(message)
+    if not names_measures:
+        fields.setdefault("loss", 0.0)
     for name in ("loss", "personal_loss"):
-        if name in fields and math.isfinite(fields[name]):
-            fields[name] = min(max(fields[name], -MAX_LOSS), MAX_LOSS)
+        if name in fields:
+            fields[name] = _clipped(fields[name])
+    for name in ("measures", "personal_measures"):
+        fields[name] = _measures_in(fields[name])
     try:
         return Evaluation(**fields)
     except ValidationError as error:
         raise BadRequest(f"the evaluation is not usable: {_mistakes(error)}") from None
+
+
+def _measures_in(messages: Sequence[pb.Measure]) -> dict[str, dict[str, Any]]:
+    """Return the fields of measures by name; raise BadRequest if two have the same name."""
+    if len(messages) > MAX_MEASURES:
+        raise BadRequest(
+            f"the evaluation is not usable: it has {len(messages)} measures; "
+            f"at most {MAX_MEASURES} are allowed"
+        )
+    measures = {
+        measure.name: {
+            "value": _clipped(measure.value),
+            "direction": direction_in(measure.direction),
+        }
+        for measure in messages
+    }
+    if len(measures) < len(messages):
+        raise BadRequest("the evaluation is not usable: two of its measures have the same name")
+    return measures
+
+
+def _clipped(value: float) -> float:
+    """Return a value within MAX_LOSS; NaN and infinity stay, to be refused."""
+    return min(max(value, -MAX_LOSS), MAX_LOSS) if math.isfinite(value) else value
+
+
+def direction_in(direction: int) -> str:
+    """Return which values are better; the number as text for an unknown direction."""
+    names = {number: name for name, number in _DIRECTIONS.items()}
+    return names.get(direction, str(direction))  # type: ignore[call-overload, no-any-return]
+
+
+def direction_out(direction: Better) -> pb.Direction.ValueType:
+    """Return the number of a direction."""
+    return _DIRECTIONS[direction]
 
 
 def plan_out(plan: Plan, losses: LossPlan | None = None) -> pb.Plan:

@@ -26,6 +26,7 @@ from fairfleet.common.errors import StateDirError, UsageError
 from fairfleet.common.net.channel_options import SERVER_OPTIONS
 from fairfleet.common.tensors import Model
 from fairfleet.proto.v1 import fleet_pb2, operator_pb2
+from fairfleet.server.evaluation.evaluator import ServerEvaluator
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.monitoring.http_endpoint import HttpEndpoint, HttpLimits
 from fairfleet.server.monitoring.http_hosts import with_hosts
@@ -119,6 +120,9 @@ async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> 
         with store.explained():
             coordinator = Coordinator(store, settings)
             endpoints = Endpoints(coordinator, store, settings)
+            evaluator = _evaluator(coordinator, store)
+        if evaluator:
+            await evaluator.start()
         server = _grpc_server(coordinator, store, endpoints)
         address = endpoints.bind(server, settings.listen)
         endpoints.bind_enrolment()
@@ -132,14 +136,18 @@ async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> 
             await endpoints.start()
             await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
             gc.freeze()  # the objects so far are permanent; the collector can skip them
+            if evaluator:
+                evaluator.follow()
             ready(address, url)
             try:
-                await _until_over(coordinator, stop_requested)
+                await _until_over(coordinator, evaluator, stop_requested)
             finally:
                 await healthy.enter_graceful_shutdown()
                 coordinator.begin_shutdown()
                 await endpoints.stop()
                 await server.stop(GRACE_SECONDS)
+                if evaluator:
+                    await evaluator.stop()
                 await coordinator.stop()
     finally:
         store.close()
@@ -226,13 +234,30 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-async def _until_over(coordinator: Coordinator, stop_requested: asyncio.Event) -> None:
+def _evaluator(coordinator: Coordinator, store: Store) -> ServerEvaluator | None:
+    settings = coordinator.settings
+    if settings.evaluation is None:
+        return None
+    every = settings.evaluation.every or settings.round.evaluate_every
+    return ServerEvaluator(coordinator, store, settings.evaluation, every)
+
+
+async def _drained(coordinator: Coordinator, evaluator: ServerEvaluator | None) -> None:
+    """Wait until every client knows that training is finished, and the last version's figures."""
+    await coordinator.drained.wait()
+    if evaluator:
+        await evaluator.finish()
+
+
+async def _until_over(
+    coordinator: Coordinator, evaluator: ServerEvaluator | None, stop_requested: asyncio.Event
+) -> None:
     waits: list[asyncio.Future[Any]] = [
         asyncio.create_task(stop_requested.wait()),
         coordinator.failed,
     ]
     if coordinator.settings.exit_when_finished:
-        waits.append(asyncio.create_task(coordinator.drained.wait()))
+        waits.append(asyncio.create_task(_drained(coordinator, evaluator)))
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if coordinator.failed.done():
         with explain_disk_errors(coordinator.settings.state_dir):

@@ -30,11 +30,12 @@ from fairfleet.server.aggregation.admission import AdmissionSettings
 from fairfleet.server.aggregation.diagnostics import DiagnosticsSetting
 from fairfleet.server.aggregation.history import HistorySettings
 from fairfleet.server.privacy.settings import PrivacySettings, refusal
+from fairfleet.server.rounds.end_settings import EndSettings
 from fairfleet.server.rounds.loss_measurement import LossSettings, uses_losses
 from fairfleet.server.rounds.round_settings import RoundSettings
 from fairfleet.server.rounds.state_machine import Policy
-from fairfleet.server.rounds.stopping import StopConditions
 from fairfleet.server.rounds.verification import Fallback, VerificationPolicy
+from fairfleet.server.rounds.version_scores import AUTO_MEASURE, check_measure_setting
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
 from fairfleet.server.security.http_settings import HttpSettings
 from fairfleet.server.security.limits import ServerLimits
@@ -72,29 +73,20 @@ class VerificationSettings(SettingsSection):
         return VerificationPolicy(**self.model_dump(exclude={"deadline_seconds"}))
 
 
-class EndSettings(SettingsSection):
-    """Conditions that stop the federation before all rounds are done."""
+class ServerEvaluationSettings(SettingsSection):
+    """A task with test data of the server's own, on which committed versions are evaluated."""
 
-    after_seconds: PositiveFloat | None = Field(
-        default=None, description="time since the federation started"
-    )
-    worst_10_percent: float | None = Field(
+    task: str = Field(description="module:name, as for `fairfleet client --task`")
+    options: dict[str, str] = Field(default={}, description="options of the task, by name")
+    every: PositiveInt | None = Field(
         default=None,
-        gt=0,
-        le=1,
-        description="stop when the mean accuracy of the worst-served tenth reaches this",
+        description="rounds between evaluations; the last version is evaluated too. Default: "
+        "round.evaluate_every",
     )
-    plateau: NonNegativeInt = Field(
-        default=0,
-        description="stop after this many evaluations without a better worst tenth; 0: never",
+    deadline_seconds: PositiveFloat = Field(
+        default=600.0, description="an evaluation that takes longer has failed"
     )
-    plateau_margin: float = Field(
-        default=0.001, ge=0, description="least gain that counts as better"
-    )
-
-    def ending(self) -> StopConditions:
-        """Return the conditions as the round's logic takes them."""
-        return StopConditions(**self.model_dump())
+    niceness: int = Field(default=10, ge=0, le=19, description="of the worker process")
 
 
 class CompressionSettings(SettingsSection):
@@ -199,6 +191,14 @@ class ServerSettings(Settings):
     seed: NonNegativeInt = 0
     round: RoundSettings = RoundSettings()
     end: EndSettings = EndSettings()
+    evaluation: ServerEvaluationSettings | None = Field(
+        default=None, description="test data of the server's own; default: none"
+    )
+    measure: str = Field(
+        default=AUTO_MEASURE,
+        description="by which versions are compared and clients listed: accuracy, loss or a "
+        "measure that tasks report; auto: accuracy where clients report it, else loss",
+    )
     verification: VerificationSettings | None = Field(
         default=None,
         description="clients verify every step before it is taken; default: none",
@@ -279,6 +279,21 @@ class ServerSettings(Settings):
     @classmethod
     def _known_codec(cls, name: str) -> str:
         return known_codec(name)
+
+    @field_validator("measure")
+    @classmethod
+    def _measure_name(cls, name: str) -> str:
+        return check_measure_setting(name)
+
+    @model_validator(mode="after")
+    def _can_end(self) -> ServerSettings:
+        if self.evaluation and not (self.evaluation.every or self.round.evaluate_every):
+            raise ValueError(
+                "evaluation.task needs evaluation.every, the rounds between evaluations, because "
+                "round.evaluate_every is 0"
+            )
+        self.end.check(self.measure, self.round.evaluate_every)
+        return self
 
     @field_validator("listen", "enrolment")
     @classmethod

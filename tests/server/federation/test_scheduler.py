@@ -199,12 +199,12 @@ def test_evaluation_results_survive_a_restart(store: Store) -> None:
     settings = ServerSettings.model_validate({"end": {"worst_10_percent": 0.6}})
     before = Scheduler(settings, store)
     for client, accuracy in (("a", 0.5), ("b", 0.9)):
-        before.evaluated(3, client, accuracy)
+        before.scores.add(3, client, Evaluation(samples=5, accuracy=accuracy))
         evaluation = Evaluation(samples=5, loss=1.0, accuracy=accuracy)
         store.record([], Round(3), evaluation_write(3, client, evaluation, ""))
     restarted = Scheduler(settings, store)
     assert before.reason_to_end(0.0) is restarted.reason_to_end(0.0) is None
-    restarted.evaluated(4, "a", 0.7)
+    restarted.scores.add(4, "a", Evaluation(samples=5, accuracy=0.7))
     assert "70.0 %" in str(restarted.reason_to_end(0.0))
 
 
@@ -213,5 +213,5 @@ def test_an_evaluation_continues_after_a_restart_with_its_results(store: Store) 
     evaluation = Evaluation(samples=5, loss=1.0, accuracy=0.1)
     store.record([], Round(3), evaluation_write(3, "badly-served", evaluation, ""))
     restarted = Scheduler(settings, store)
-    restarted.evaluated(3, "well-served", 0.9)
+    restarted.scores.add(3, "well-served", Evaluation(samples=5, accuracy=0.9))
     assert restarted.reason_to_end(0.0) is None

@@ -63,7 +63,10 @@ def merged(whole: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     rounds = {entry["round"]: entry for entry in whole["rounds"]} | {
         e["round"]: dict(e) for e in changes["rounds"]
     }
-    lists = {name: whole[name] + changes[name] for name in ("evaluations", "events")}
+    lists = {
+        name: whole[name] + changes[name]
+        for name in ("evaluations", "server_evaluations", "events")
+    }
     return {
         "revision": changes["revision"],
         "clients": list(clients.values()),

@@ -23,10 +23,10 @@ from fairfleet.server.rounds.state_machine import Round, UpdateStored
 from fairfleet.server.rules import PastRow
 from fairfleet.server.storage.client_queries import first_losses, past_candidates, update_counts
 from fairfleet.server.storage.evaluation_queries import (
-    accuracies,
     evaluation_write,
     evaluations_of,
     newest_evaluations,
+    recorded_evaluations,
 )
 from fairfleet.server.storage.files.history_files import DurableHistory, FileRows
 from fairfleet.server.storage.files.tensor_files import TensorFiles
@@ -361,7 +361,8 @@ def test_recorded_events_survive_a_restart(tmp_path: Path, database: str | None)
         assert store.journal() == ['{"event": "UpdateStored", "client": "ann"}']
         assert evaluations_of(store, 1) == {"ann": found}
         assert newest_evaluations(store) == {"ann": (1, found)}
-        assert accuracies(store) == {1: {"ann": 0.5}}
+        [(version, client, evaluation)] = recorded_evaluations(store)
+        assert (version, client, evaluation.accuracy) == (1, "ann", 0.5)
         assert update_counts(store, 1) == {"ann": (1, 0)}
         assert first_losses(store) == {"ann": 0.5}
         assert store.revoked() == {"bob": "why not"}

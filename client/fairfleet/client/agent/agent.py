@@ -28,7 +28,7 @@ from fairfleet.client.training.step_trials import trial_losses
 from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common import wire
 from fairfleet.common.errors import BadRequest, NotKept, TaskFailed, UsageError, WrongState
-from fairfleet.common.features import software, unknown_to_client
+from fairfleet.common.features import MEASURES, software, unknown_to_client
 from fairfleet.common.net.server_access import ServerAccess
 from fairfleet.common.privacy import PrivacyTerms, SystemNoise, protected_evaluation, shortfall
 from fairfleet.common.reports import Evaluation
@@ -351,16 +351,39 @@ class Agent:
             self._keeper.evaluated()
 
     def _report_evaluation(self, request: pb.EvaluateTask, evaluation: Evaluation) -> None:
-        if reports := wire.privacy_in(request.privacy).reports:
-            evaluation = protected_evaluation(evaluation, reports, SystemNoise())
+        about = {"round": request.model.version}
         try:
+            self._check_reportable(evaluation)
             self._connection.report_evaluation(
                 version=request.model.version,
-                evaluation=wire.evaluation_out(evaluation),
+                evaluation=wire.evaluation_out(self._protected(evaluation, request.privacy)),
                 privacy=request.privacy,
             )
         except WrongState as error:  # the server now requires more noise
             _log_not_needed(request.id, error, request.model.version)
+        except (BadRequest, UsageError) as error:
+            # The federation goes on without it, and a person can read here why.
+            log.error("%s cannot be reported: %s", request.id, error, extra=about)
+            failure = "the evaluation cannot be reported; the client's log says why"
+            self._connection.report_evaluation(version=request.model.version, failure=failure)
+
+    def _check_reportable(self, evaluation: Evaluation) -> None:
+        """Raise UsageError for an evaluation that the server cannot understand."""
+        if evaluation.loss is None and MEASURES not in self._connection.joined.features:
+            raise UsageError(
+                "it has no loss, and this server is too old for evaluations without one: it would "
+                "take the loss for 0. Upgrade the server, or let Task.evaluate return a loss too."
+            )
+
+    def _protected(self, evaluation: Evaluation, privacy: pb.Privacy) -> Evaluation:
+        """Return an evaluation with the noise that the task asks for."""
+        reports = wire.privacy_in(privacy).reports
+        if reports is None:
+            return evaluation
+        if evaluation.measures:
+            names = ", ".join(evaluation.measures)
+            log.info("not reported, because noise protects only loss and accuracy: %s", names)
+        return protected_evaluation(evaluation, reports, SystemNoise())
 
 
 def _can_be_sent(spooled: SpooledUpdate, request: pb.TrainTask, terms: PrivacyTerms) -> bool:

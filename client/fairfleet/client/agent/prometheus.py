@@ -19,6 +19,16 @@ from fairfleet.common.errors import UsageError
 # The label of a training's loss before it, by how it was measured.
 BEFORE = {"exact": "before", "sampled": "before_sampled", "batches": "first_pass"}
 OUTCOMES = ("counted", "history", "ignored")
+EVALUATED = {
+    "loss": (
+        "fairfleet_agent_loss",
+        "Loss of the newest evaluation, on this client's test data",
+    ),
+    "accuracy": (
+        "fairfleet_agent_accuracy_ratio",
+        "Accuracy of the newest evaluation, on this client's test data",
+    ),
+}
 
 
 def serve(counters: ClientCounters, name: str, listen: str) -> str:
@@ -109,14 +119,13 @@ class AgentCollector(Collector):
         evaluation = self._counters.evaluation
         if evaluation is None:
             return
-        yield GaugeMetricFamily(
-            "fairfleet_agent_loss",
-            "Loss of the newest evaluation, on this client's test data",
-            evaluation.loss,
-        )
-        if evaluation.accuracy is not None:
-            yield GaugeMetricFamily(
-                "fairfleet_agent_accuracy_ratio",
-                "Accuracy of the newest evaluation, on this client's test data",
-                evaluation.accuracy,
-            )
+        for name, (metric, about) in EVALUATED.items():
+            value = evaluation.figure(name)
+            if value is not None:
+                yield GaugeMetricFamily(metric, about, value)
+        if evaluation.measures:
+            about = "Measures of the task's own of the newest evaluation"
+            measures = GaugeMetricFamily("fairfleet_agent_measure", about, labels=["measure"])
+            for name, measure in evaluation.measures.items():
+                measures.add_metric([name], measure.value)
+            yield measures

@@ -21,6 +21,7 @@ from rich.table import Table
 from fairfleet.client.cli.observe import connect
 from fairfleet.client.cli.options import CredentialsFile, Insecure, Json, Server
 from fairfleet.client.operator import client_table
+from fairfleet.client.operator.fleet_view import FleetView, fold
 from fairfleet.common.errors import UsageError, short
 from fairfleet.common.fairness import mean
 from fairfleet.common.wire import measured_as
@@ -221,10 +222,11 @@ def clients(
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """List all clients of the federation, lowest accuracy first.
+    """List all clients of the federation, worst served first.
 
-    Each client has its state, its software, its contribution to the model, and its accuracy and
-    loss. Below are the versions of the software in use, and the clients that cannot be selected.
+    Each client has its state, its software, its contribution to the model, and its measures. The
+    server's setting `measure` says by which clients are compared. Below are the versions of the
+    software in use, and the clients that cannot be selected.
 
     Examples:
 
@@ -233,20 +235,22 @@ def clients(
       fairfleet clients --json | jq 'select(.state == "gone") | .client'
     """
     with connect(server, credentials, insecure) as connection:
-        records = sorted(connection.clients(), key=client_table.by_accuracy)
-        server_software = connection.status().software
+        snapshot = connection.snapshot()
+    view = fold(FleetView(), snapshot)
+    by_name = {record.client: record for record in snapshot.clients}
+    records = [by_name[client.name] for client in view.by_need()]
     if as_json:
         for record in records:
             fields = MessageToDict(record, preserving_proto_field_name=True)
             print(json.dumps({**fields, "state": client_table.STATES[record.state]}))
         return
-    columns = client_table.columns(records)
+    columns = client_table.columns(records, view.measure)
     table = _table("client", *columns)
     for record in records:
         table.add_row(record.client, *client_table.cells(record, columns))
     console = Console(highlight=False)
     console.print(table)
-    for remark in client_table.remarks(records, server_software):
+    for remark in client_table.remarks(records, snapshot.status.software):
         console.print(remark, soft_wrap=True, markup=False)
 
 

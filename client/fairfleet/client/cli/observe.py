@@ -45,7 +45,7 @@ def status(
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """Show federation status and per-client accuracy, worst first.
+    """Show federation status and per-client figures, worst first.
 
     Examples:
 

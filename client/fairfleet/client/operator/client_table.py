@@ -23,22 +23,21 @@ COLUMNS = (
 )
 
 
-def by_accuracy(record: pb.ClientRecord) -> tuple[bool, float, str]:
-    """Return a sort key: the lowest accuracy first, then clients without one by name."""
-    is_evaluated = record.HasField("evaluation") and record.evaluation.HasField("accuracy")
-    return (not is_evaluated, record.evaluation.accuracy, record.client)
+def columns(records: Sequence[pb.ClientRecord], measure: str) -> list[str]:
+    """Return the columns to show: the software only where clients differ, as screens are narrow.
 
-
-def columns(records: Sequence[pb.ClientRecord]) -> list[str]:
-    """Return the columns to show: the software only where clients differ, as screens are narrow."""
+    A measure of the tasks' own, by which clients are compared, has a column of its own.
+    """
     software = {record.software for record in records}
-    return [name for name in COLUMNS if name != "software" or len(software) > 1]
+    shown = [name for name in COLUMNS if name != "software" or len(software) > 1]
+    return shown if measure in COLUMNS else [*shown, measure]
 
 
 def cells(record: pb.ClientRecord, shown: Sequence[str]) -> list[str]:
     """Return a client's row, a cell for each of the columns."""
     row = dict(zip(COLUMNS, _all_cells(record), strict=True))
-    return [row[column] for column in shown]
+    own = {measure.name: f"{measure.value:.4f}" for measure in record.evaluation.measures}
+    return [row.get(column) or own.get(column, "-") for column in shown]
 
 
 def _all_cells(record: pb.ClientRecord) -> list[str]:
@@ -53,7 +52,7 @@ def _all_cells(record: pb.ClientRecord) -> list[str]:
         f"{100 * evaluation.accuracy:.1f} %"
         if evaluation and evaluation.HasField("accuracy")
         else "-",
-        f"{evaluation.loss:.4f}" if evaluation else "-",
+        f"{evaluation.loss:.4f}" if evaluation and evaluation.HasField("loss") else "-",
         str(record.evaluated_version) if record.HasField("evaluated_version") else "-",
     ]
 

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from fairfleet.client.operator import formatting
 from fairfleet.client.operator.fleet_view import Disconnected, FleetView, Observation, Snapshot
 from fairfleet.common.cli.durations import format_duration
-from fairfleet.common.cli.event_text import count, headline
+from fairfleet.common.cli.event_text import count, figure, headline
 from fairfleet.common.errors import short
 from fairfleet.common.fairness import mean
 from fairfleet.common.wire import measured_as
@@ -68,8 +68,8 @@ def _evaluated(view: FleetView) -> str | None:
     newest = view.evaluations[-1]
     return (
         f"evaluation after round {newest.version}: "
-        f"mean accuracy {formatting.percent(newest.mean)}, "
-        f"worst {newest.worst_client} {formatting.percent(newest.worst)}"
+        f"mean {newest.measure} {figure(newest.measure, newest.mean)}, "
+        f"worst {newest.worst_client} {figure(newest.measure, newest.worst)}"
     )
 
 

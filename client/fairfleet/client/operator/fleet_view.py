@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fairfleet.common.fairness import Fairness
+from fairfleet.proto.v1 import fleet_pb2 as fleet_pb
 from fairfleet.proto.v1 import operator_pb2 as pb
 
 RECENT = 20  # rounds from which the pace is estimated
@@ -46,7 +47,15 @@ class ClientView:
     train_loss: float | None = None  # of the newest model it received, on its training data
     accuracy: float | None = None  # on its own test data
     loss: float | None = None  # on its own test data
-    evaluated: int | None = None  # the version that accuracy and loss belong to
+    measures: Mapping[str, float] = field(default_factory=dict)  # of the task's own, by name
+    evaluated: int | None = None  # the version that these figures belong to
+
+    def figure(self, measure: str) -> float | None:
+        """Return the newest value of a measure; None without it."""
+        if measure in ("accuracy", "loss"):
+            value: float | None = getattr(self, measure)
+            return value
+        return self.measures.get(measure)
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,8 @@ class VersionFairness:
     worst: float
     worst_client: str
     worst_10: float  # mean of the worst-served tenth
-    angle_degrees: float  # between the accuracies and an equal distribution; 0 is even
+    angle_degrees: float  # between the values and an equal distribution; 0 is even
+    measure: str = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -91,9 +101,28 @@ class FleetView:
         """Whether the federation is over."""
         return self.status.phase == pb.PHASE_FINISHED
 
+    @property
+    def measure(self) -> str:
+        """The measure that clients are compared by; a server without a choice means accuracy."""
+        return self.status.measure or "accuracy"
+
+    @property
+    def sign(self) -> int:
+        """1 if higher values of the measure are better, -1 if lower ones are."""
+        chosen = self.status.measure_direction if self.status.measure else fleet_pb.DIRECTION_HIGHER
+        return -1 if chosen == fleet_pb.DIRECTION_LOWER else 1
+
     def by_need(self) -> list[ClientView]:
         """Return the clients, worst served first; by name until any loss is known."""
-        return sorted(self.clients.values(), key=lambda client: (*_need(client), client.name))
+        clients = self.clients.values()
+        return sorted(clients, key=lambda client: (*self._need(client), client.name))
+
+    def _need(self, client: ClientView) -> tuple[int, float]:
+        """Return a sort key: by the measure, then by highest training loss, then the rest."""
+        value = client.figure(self.measure)
+        if value is not None:
+            return 0, self.sign * value
+        return (1, -client.train_loss) if client.train_loss is not None else (2, 0.0)
 
     def seconds_left(self, now: float) -> float | None:
         """Return the remaining time by the pace of the newest rounds; None if it is unknown."""
@@ -182,8 +211,13 @@ def _client(previous: ClientView | None, record: pb.ClientRecord) -> ClientView:
 
 
 def _evaluated(client: ClientView, version: int, evaluation: Any) -> ClientView:
-    accuracy = evaluation.accuracy if evaluation.HasField("accuracy") else None
-    return replace(client, accuracy=accuracy, loss=evaluation.loss, evaluated=version)
+    return replace(
+        client,
+        accuracy=evaluation.accuracy if evaluation.HasField("accuracy") else None,
+        loss=evaluation.loss if evaluation.HasField("loss") else None,
+        measures={measure.name: measure.value for measure in evaluation.measures},
+        evaluated=version,
+    )
 
 
 def _after_event(view: FleetView, event: pb.Event, fields: Any) -> FleetView:
@@ -199,7 +233,9 @@ def _after_event(view: FleetView, event: pb.Event, fields: Any) -> FleetView:
         case pb.EvaluationStarted() | pb.EvaluationReported() | pb.EvaluationFinished():
             return _after_evaluation(view, event.round, fields)
         case pb.FederationPaused() | pb.FederationResumed():
-            return _with_status(view, paused=isinstance(fields, pb.FederationPaused))
+            is_paused = isinstance(fields, pb.FederationPaused)
+            reason = getattr(fields, "reason", "")
+            return _with_status(view, paused=is_paused, held_because=reason)
         case pb.FederationFinished():
             return replace(_with_status(view, phase=pb.PHASE_FINISHED), ended=fields.reason)
     return view
@@ -275,6 +311,9 @@ def _after_evaluation(
             return _with_clients(view, fields.clients, doing=ClientActivity.EVALUATING)
         case pb.EvaluationReported():
             return _with_report(view, version, fields)
+    if fields.HasField("score"):
+        score = fields.score
+        view = _with_status(view, measure=score.measure, measure_direction=score.direction)
     return replace(view, evaluations=_with_evaluation(view, version))
 
 
@@ -293,28 +332,27 @@ def _count_doing(view: FleetView, activity: ClientActivity) -> int:
 
 
 def _with_evaluation(view: FleetView, version: int) -> tuple[VersionFairness, ...]:
-    """Return the evaluations with that of a version, unless no client measures accuracy."""
-    accuracy = {
-        client.name: client.accuracy
+    """Return the evaluations with that of a version, unless no client reports the measure."""
+    values = {
+        client.name: value
         for client in view.clients.values()
-        if client.evaluated == version and client.accuracy is not None
+        if client.evaluated == version and (value := client.figure(view.measure)) is not None
     }
     previous = tuple(entry for entry in view.evaluations if entry.version != version)
-    if not accuracy:
+    if not values:
         return previous
-    worst = min(accuracy, key=lambda name: accuracy[name])
-    fairness = Fairness.of(list(accuracy.values()))
+    worst = min(values, key=lambda name: view.sign * values[name])
+    fairness = Fairness.of(list(values.values()), higher_is_better=view.sign > 0)
     newest = VersionFairness(
-        version, fairness.mean, accuracy[worst], worst, fairness.worst_10, fairness.angle_degrees
+        version,
+        fairness.mean,
+        values[worst],
+        worst,
+        fairness.worst_10,
+        fairness.angle_degrees,
+        view.measure,
     )
     return (*previous, newest)
-
-
-def _need(client: ClientView) -> tuple[int, float]:
-    """Return a sort key: lowest accuracy first, then highest training loss, then the rest."""
-    if client.accuracy is not None:
-        return 0, client.accuracy
-    return (1, -client.train_loss) if client.train_loss is not None else (2, 0.0)
 
 
 def _with_clients(view: FleetView, names: Iterable[str], **changes: Any) -> FleetView:

@@ -50,6 +50,8 @@ def phase(view: FleetView) -> str:
 
 
 def _waiting(status: pb.StatusResponse) -> str:
+    if status.held_because:
+        return f"no round begins: {short(status.held_because, 400)}"
     if status.paused:
         return "paused; `fairfleet resume` continues"
     if status.missing:

@@ -6,7 +6,8 @@ Clients are listed worst served first, because the rules exist for them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -22,10 +23,9 @@ from fairfleet.client.operator.fleet_view import (
     ClientView,
     FleetView,
     RoundTiming,
-    VersionFairness,
 )
 from fairfleet.common.cli.durations import format_duration
-from fairfleet.common.cli.event_text import count
+from fairfleet.common.cli.event_text import count, figure
 from fairfleet.common.fairness import mean
 from fairfleet.proto.v1 import operator_pb2 as pb
 
@@ -103,7 +103,7 @@ def _facts(view: FleetView, uptime: bool = False) -> RenderableType:
     if view.recent:
         table.add_row("each round", _phase_times(view.recent))
     if len(view.evaluations) > 1:
-        table.add_row("accuracy", _trend(view.evaluations))
+        table.add_row(view.measure, _trend(view))
     if fairness := _fairness(view):
         table.add_row("fairness", fairness)
     if status.HasField("privacy"):
@@ -136,9 +136,10 @@ def _fairness(view: FleetView) -> Text | None:
     parts: list[tuple[str, str]] = []
     if view.evaluations:
         newest_evaluation = view.evaluations[-1]
+        measure = newest_evaluation.measure
         parts += [
-            (f"mean {100 * newest_evaluation.mean:.1f} %", MEAN),
-            (f"worst 10 % {100 * newest_evaluation.worst_10:.1f} %", BAD),
+            (f"mean {figure(measure, newest_evaluation.mean)}", MEAN),
+            (f"worst 10 % {figure(measure, newest_evaluation.worst_10)}", BAD),
         ]
         parts += [(f"angle {newest_evaluation.angle_degrees:.1f}°", "")]
     if view.recent and view.recent[-1].conflicts is not None:
@@ -162,13 +163,18 @@ def privacy(status: pb.PrivacyStatus, *, long: bool) -> Iterator[RenderableType]
         yield Text(status.not_covered, "yellow")
 
 
-def _trend(evaluations: Sequence[VersionFairness]) -> Text:
-    newest = evaluations[-24:]
+def _trend(view: FleetView) -> Text:
+    newest = [entry for entry in view.evaluations if entry.measure == view.measure][-24:]
+    values = [value for entry in newest for value in (entry.mean, entry.worst)]
+    # An accuracy is shown on its own scale, another measure between its extremes.
+    is_share = view.measure == "accuracy" or not values
+    low, high = (0.0, 1.0) if is_share else (min(values), max(values))
+    room = (high - low) or 1.0
     return Text.assemble(
         ("mean ", MEAN),
-        ("".join(_step(entry.mean) for entry in newest), MEAN),
+        ("".join(_step((entry.mean - low) / room) for entry in newest), MEAN),
         ("   worst ", BAD),
-        ("".join(_step(entry.worst) for entry in newest), BAD),
+        ("".join(_step((entry.worst - low) / room) for entry in newest), BAD),
     )
 
 
@@ -180,24 +186,24 @@ def _step(share: float) -> str:
 
 
 def bars(view: FleetView, rows: int) -> RenderableType:
-    """Return one bar per client: its accuracy, or its loss until a client was evaluated."""
+    """Return one bar per client: its measure, or its loss until a client was evaluated."""
     clients = view.by_need()
     if not clients:
         return Text(EMPTY, FAINT)
-    evaluated = [client for client in clients if client.accuracy is not None]
-    table = _bars_table(_bars_heading(evaluated))
+    scale = BarScale.of(view)
+    evaluated = [client for client in clients if client.figure(view.measure) is not None]
+    table = _bars_table(_bars_heading(view.measure, evaluated))
     shown = clients[: max(3, rows)]
-    highest_loss = max((client.train_loss or 0.0 for client in clients), default=0.0)
     for client in shown:
-        is_worst = client is clients[0] and len(clients) > 1 and _value(client) is not None
-        table.add_row(*_bars_row(client, highest_loss, is_worst))
+        is_worst = client is clients[0] and len(clients) > 1 and scale.value(client) is not None
+        table.add_row(*_bars_row(client, scale, is_worst))
     if len(shown) < len(clients):
         more = f"{len(clients) - len(shown)} more, served better"
         table.add_row(Text("…", FAINT), "", Text(more, FAINT))
     if evaluated:
-        middle = mean([client.accuracy for client in evaluated if client.accuracy is not None])
-        percent = Text(formatting.percent(middle), MEAN)
-        table.add_row(Text("mean", MEAN), "", bar(middle, MEAN), percent, "")
+        middle = mean([client.figure(view.measure) or 0.0 for client in evaluated])
+        text = Text(figure(view.measure, middle), MEAN)
+        table.add_row(Text("mean", MEAN), "", bar(scale.share(middle), MEAN), text, "")
     return table
 
 
@@ -215,34 +221,60 @@ def _bars_table(heading: str) -> Table:
     )
 
 
-def _bars_row(client: ClientView, highest_loss: float, is_worst: bool) -> list[RenderableType]:
+def _bars_row(client: ClientView, scale: BarScale, is_worst: bool) -> list[RenderableType]:
     return [
         Text(client.name, BAD if is_worst else ""),
         _activity(client),
-        _bar(client, highest_loss, BAD if is_worst else GOOD) or "",
-        Text(_value(client) or "", BAD if is_worst else ""),
+        scale.bar(client, BAD if is_worst else GOOD) or "",
+        Text(scale.value(client) or "", BAD if is_worst else ""),
         Text("◀ worst", BAD) if is_worst else "",
     ]
 
 
-def _bars_heading(evaluated: Sequence[ClientView]) -> str:
+def _bars_heading(measure: str, evaluated: Sequence[ClientView]) -> str:
     if not evaluated:
         return "loss on its training data"
-    return f"accuracy after round {max(client.evaluated or 0 for client in evaluated)}"
+    return f"{measure} after round {max(client.evaluated or 0 for client in evaluated)}"
 
 
-def _value(client: ClientView) -> str | None:
-    if client.accuracy is not None:
-        return formatting.percent(client.accuracy)
-    return f"{client.train_loss:.3f}" if client.train_loss is not None else None
+class BarScale(NamedTuple):
+    """The values of the bars: the measure's, or training losses of clients without it."""
 
+    measure: str
+    lowest: float  # of the measure: an empty bar
+    highest: float
+    highest_loss: float
 
-def _bar(client: ClientView, highest_loss: float, style: str) -> ProgressBar | None:
-    if client.accuracy is not None:
-        return bar(client.accuracy, style)
-    if client.train_loss is None or highest_loss <= 0:
-        return None
-    return bar(client.train_loss / highest_loss, style)
+    @classmethod
+    def of(cls, view: FleetView) -> BarScale:
+        """Return the scale of a fleet: an accuracy's is 0 to 1, another's begins at 0 or below."""
+        clients = view.clients.values()
+        known = (client.figure(view.measure) for client in clients)
+        values = [0.0, *(value for value in known if value is not None)]
+        highest = 1.0 if view.measure == "accuracy" else max(values)
+        loss = max((client.train_loss or 0.0 for client in clients), default=0.0)
+        return cls(view.measure, min(values), highest, loss)
+
+    def share(self, value: float) -> float:
+        """Return how much of a bar a value of the measure fills."""
+        room = self.highest - self.lowest
+        return (value - self.lowest) / room if room > 0 else 0.0
+
+    def value(self, client: ClientView) -> str | None:
+        """Return a client's value as text; None if nothing is known of it."""
+        value = client.figure(self.measure)
+        if value is not None:
+            return figure(self.measure, value)
+        return f"{client.train_loss:.3f}" if client.train_loss is not None else None
+
+    def bar(self, client: ClientView, style: str) -> ProgressBar | None:
+        """Return a client's bar; None if nothing is known of it."""
+        value = client.figure(self.measure)
+        if value is not None:
+            return bar(self.share(value), style)
+        if client.train_loss is None or self.highest_loss <= 0:
+            return None
+        return bar(client.train_loss / self.highest_loss, style)
 
 
 def _activity(client: ClientView) -> Text:
@@ -252,12 +284,28 @@ def _activity(client: ClientView) -> Text:
     return Text(client.doing.value, STYLES.get(client.doing, FAINT))
 
 
+def _figure_columns(view: FleetView) -> dict[str, Callable[[ClientView], str]]:
+    """Return the columns of measures: accuracy and loss, and before them the chosen one."""
+
+    def text(measure: str) -> Callable[[ClientView], str]:
+        def cell(client: ClientView) -> str:
+            value = client.figure(measure)
+            if value is None:
+                return ""
+            return f"{value:.3f}" if measure == "loss" else figure(measure, value)
+
+        return cell
+
+    return {name: text(name) for name in dict.fromkeys((view.measure, "accuracy", "loss"))}
+
+
 def _clients(view: FleetView) -> RenderableType:
     name = Column("client", no_wrap=True, overflow="ellipsis", max_width=LONGEST_NAME)
     table = Table(
         name, "", box=box.SIMPLE_HEAD, header_style=FAINT, pad_edge=False, show_edge=False
     )
-    for heading in ("samples", "updates", "accuracy", "loss"):
+    figures = _figure_columns(view)
+    for heading in ("samples", "updates", *figures):
         table.add_column(heading, justify="right")
     table.add_column("device")
     for client in view.by_need():
@@ -266,8 +314,7 @@ def _clients(view: FleetView) -> RenderableType:
             _activity(client),
             f"{client.samples:,}" if client.samples else "",
             f"{client.updates:,}",
-            formatting.percent(client.accuracy) if client.accuracy is not None else "",
-            f"{client.loss:.3f}" if client.loss is not None else "",
+            *(cell(client) for cell in figures.values()),
             Text(client.device),
         )
     return table if view.clients else Text(EMPTY, FAINT)

@@ -48,7 +48,11 @@ class PersonalModel:
             return shared
         own = task.evaluate(self._model.named())
         return shared.model_copy(
-            update={"personal_loss": own.loss, "personal_accuracy": own.accuracy}
+            update={
+                "personal_loss": own.loss,
+                "personal_accuracy": own.accuracy,
+                "personal_measures": own.measures,
+            }
         )
 
     def _load(self, received: Model) -> Model:

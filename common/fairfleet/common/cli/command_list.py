@@ -35,11 +35,11 @@ GROUPS: dict[str, tuple[CommandSummary, ...]] = {
         CommandSummary("export", "Download a committed model as a .safetensors file."),
     ),
     "Watch it": (
-        CommandSummary("status", "Show federation status and per-client accuracy, worst first."),
+        CommandSummary("status", "Show federation status and per-client figures, worst first."),
         CommandSummary("watch", "Show rounds as they happen, until the federation finishes."),
         CommandSummary("rounds", "List the newest rounds and what each step did."),
         CommandSummary("models", "List the versions that are kept, with their scores."),
-        CommandSummary("clients", "List all clients of the federation, lowest accuracy first."),
+        CommandSummary("clients", "List all clients of the federation, worst served first."),
         CommandSummary("audit", "List what operators did, and changes of the settings."),
         CommandSummary("health", "Check whether a server is serving.", "grpc_health"),
     ),

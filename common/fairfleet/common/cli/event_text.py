@@ -30,6 +30,10 @@ def headline(event: pb.Event) -> str | None:
             return f"{fields.client} could not evaluate: {short(fields.failure)}"
         case "evaluation_finished":
             return _evaluation_finished(event.round, fields)
+        case "server_evaluated":
+            return _server_evaluated(fields)
+        case "federation_paused" if fields.reason:
+            return f"no round begins: {short(fields.reason, 400)}"
         case "federation_paused":
             return "paused: no new round starts after the current one"
         case "federation_resumed":
@@ -79,4 +83,32 @@ def _evaluation_finished(version: int, evaluation: pb.EvaluationFinished) -> str
     if not evaluation.asked:
         return f"version {version} was not evaluated: no connected client has test data"
     clients = count(evaluation.asked, "client")
-    return f"version {version} evaluated by {evaluation.reported:,} of {clients}"
+    line = f"version {version} evaluated by {evaluation.reported:,} of {clients}"
+    if evaluation.HasField("score"):
+        score = evaluation.score
+        mean, tenth = (figure(score.measure, v) for v in (score.mean, score.worst_10_percent))
+        line += f": {score.measure} {mean} on average, {tenth} for the worst 10 %"
+    return line
+
+
+def _server_evaluated(evaluated: pb.ServerEvaluated) -> str:
+    about = f"version {evaluated.version} on the server's own test data"
+    if evaluated.failure:
+        return f"{about}: failed: {short(evaluated.failure, 300)}"
+    message = evaluated.evaluation
+    built_in = [
+        (name, getattr(message, name)) for name in ("loss", "accuracy") if message.HasField(name)
+    ]
+    named = [(measure.name, measure.value) for measure in message.measures]
+    return f"{about}: " + ", ".join(f"{name} {figure(name, v)}" for name, v in built_in + named)
+
+
+def figure(measure: str, value: float) -> str:
+    """Return a value of a measure as people read it: an accuracy in percent.
+
+    >>> figure("accuracy", 0.5), figure("auc", 0.93)
+    ('50.0 %', '0.9300')
+    """
+    if measure == "accuracy":
+        return f"{100 * value:.1f} %"
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or not value else f"{value:.4g}"

@@ -15,7 +15,7 @@ from fairfleet.common.fairness import Fairness
 from fairfleet.lab.experiments.run_log import Run
 
 
-class Measure(NamedTuple):
+class TableMeasure(NamedTuple):
     """One column of a table: what to compute from a run, and how to show it."""
 
     name: str  # in JSON and CSV
@@ -26,16 +26,16 @@ class Measure(NamedTuple):
 
 
 MEASURES = (
-    Measure("average", "average", lambda run, f: 100 * f.mean),
-    Measure("deviation", "σ", lambda run, f: 100 * f.standard_deviation, better=-1),
-    Measure("worst_5", "worst 5 %", lambda run, f: 100 * f.worst_5),
-    Measure("worst_10", "worst 10 %", lambda run, f: 100 * f.worst_10),
-    Measure("worst_30", "worst 30 %", lambda run, f: 100 * f.worst_30),
-    Measure("best_5", "best 5 %", lambda run, f: 100 * f.best_5),
-    Measure("best_10", "best 10 %", lambda run, f: 100 * f.best_10),
-    Measure("angle_degrees", "angle °", lambda run, f: f.angle_degrees, better=-1),
-    Measure("kl_to_uniform", "KL", lambda run, f: f.kl_to_uniform, 4, better=-1),
-    Measure("improved", "ρ", lambda run, f: run.improved),
+    TableMeasure("average", "average", lambda run, f: 100 * f.mean),
+    TableMeasure("deviation", "σ", lambda run, f: 100 * f.standard_deviation, better=-1),
+    TableMeasure("worst_5", "worst 5 %", lambda run, f: 100 * f.worst_5),
+    TableMeasure("worst_10", "worst 10 %", lambda run, f: 100 * f.worst_10),
+    TableMeasure("worst_30", "worst 30 %", lambda run, f: 100 * f.worst_30),
+    TableMeasure("best_5", "best 5 %", lambda run, f: 100 * f.best_5),
+    TableMeasure("best_10", "best 10 %", lambda run, f: 100 * f.best_10),
+    TableMeasure("angle_degrees", "angle °", lambda run, f: f.angle_degrees, better=-1),
+    TableMeasure("kl_to_uniform", "KL", lambda run, f: f.kl_to_uniform, 4, better=-1),
+    TableMeasure("improved", "ρ", lambda run, f: run.improved),
 )
 
 
@@ -48,9 +48,9 @@ def _personal(name: str) -> Callable[[Run, Fairness], float]:
 
 # A table has these columns only if at least one run has a value.
 OPTIONAL_MEASURES = (
-    Measure("personal_average", "personal", _personal("mean")),
-    Measure("personal_worst_5", "its worst 5 %", _personal("worst_5")),
-    Measure(
+    TableMeasure("personal_average", "personal", _personal("mean")),
+    TableMeasure("personal_worst_5", "its worst 5 %", _personal("worst_5")),
+    TableMeasure(
         "epsilon", "ε", lambda run, f: math.nan if run.epsilon is None else run.epsilon, better=-1
     ),
 )

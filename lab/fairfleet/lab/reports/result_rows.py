@@ -15,8 +15,8 @@ from fairfleet.lab.experiments.run_log import Run
 from fairfleet.lab.reports.measures import (
     MEASURES,
     OPTIONAL_MEASURES,
-    Measure,
     SeedSpread,
+    TableMeasure,
     spread,
 )
 
@@ -54,7 +54,7 @@ def result_rows(runs: Sequence[Run]) -> list[ResultRow]:
     return [_row(setting, label, group, measures) for (setting, label), group in groups.items()]
 
 
-def _available_optional_measures(runs: Sequence[Run]) -> list[Measure]:
+def _available_optional_measures(runs: Sequence[Run]) -> list[TableMeasure]:
     counted = [(run, run.fairness) for run in runs_with_result(runs)]
     return [
         measure
@@ -63,7 +63,9 @@ def _available_optional_measures(runs: Sequence[Run]) -> list[Measure]:
     ]
 
 
-def _row(setting: str, label: str, runs: Sequence[Run], measures: Sequence[Measure]) -> ResultRow:
+def _row(
+    setting: str, label: str, runs: Sequence[Run], measures: Sequence[TableMeasure]
+) -> ResultRow:
     counted = [(run, run.fairness) for run in runs_with_result(runs)]
     return ResultRow(
         setting,
@@ -93,7 +95,7 @@ def _run_name(run: Run) -> str:
     return f"{names}, seed {run.experiment.seed}"
 
 
-def measures_shown(rows: Sequence[ResultRow]) -> list[Measure]:
+def measures_shown(rows: Sequence[ResultRow]) -> list[TableMeasure]:
     """Return the measures that these rows have, in the order of their columns."""
     return [
         measure

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fairfleet.lab.reports.column_groups import column_groups
-from fairfleet.lab.reports.measures import Measure
+from fairfleet.lab.reports.measures import TableMeasure
 from fairfleet.lab.reports.result_rows import ResultRow, measures_shown
 
 
@@ -29,7 +29,7 @@ def table(rows: Sequence[ResultRow], width: int = 200) -> Group:
     return Group(*parts)
 
 
-def _measure_groups(rows: Sequence[ResultRow], width: int) -> Iterator[list[Measure]]:
+def _measure_groups(rows: Sequence[ResultRow], width: int) -> Iterator[list[TableMeasure]]:
     """Yield the measures in groups whose columns fit next to the names of the rules."""
     columns = [
         (
@@ -48,7 +48,7 @@ def _measure_groups(rows: Sequence[ResultRow], width: int) -> Iterator[list[Meas
     return column_groups(columns, first_columns, width)
 
 
-def _table(rows: Sequence[ResultRow], measures: Sequence[Measure]) -> Table:
+def _table(rows: Sequence[ResultRow], measures: Sequence[TableMeasure]) -> Table:
     rendered = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for heading in ("rule", "seeds"):
         rendered.add_column(heading, no_wrap=True)
@@ -60,7 +60,7 @@ def _table(rows: Sequence[ResultRow], measures: Sequence[Measure]) -> Table:
     return rendered
 
 
-def _cell(row: ResultRow, measure: Measure, rows: Sequence[ResultRow]) -> str:
+def _cell(row: ResultRow, measure: TableMeasure, rows: Sequence[ResultRow]) -> str:
     """Return the figure of a row, bold if it is the best of several rows."""
     figure = row.measures[measure.name]
     means = [rival.measures[measure.name].mean for rival in rows]

@@ -79,7 +79,7 @@ class SequentialTrainer:
         """Return the loss of each of these clients on its training data."""
         arrays, train = model.named(), self.data.train
         return [
-            self._make_task(train.of(client), train.of(client)).evaluate(arrays).loss
+            self._make_task(train.of(client), train.of(client)).training_loss(arrays)
             for client in clients
         ]
 
@@ -90,7 +90,7 @@ class SequentialTrainer:
         return ClientScores(*np.array(scores, dtype=np.float64).T)
 
     @staticmethod
-    def _scores(task: TorchTask, arrays: Arrays) -> tuple[float | None, float]:
+    def _scores(task: TorchTask, arrays: Arrays) -> tuple[float | None, float | None]:
         """Return accuracy and loss."""
         if not task.test_samples:
             return math.nan, math.nan

@@ -138,8 +138,8 @@ class _DirectionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     DIRECTION_LOWER: _Direction.ValueType  # 2
 
 class Direction(_Direction, metaclass=_DirectionEnumTypeWrapper):
-    """Whether higher or lower values of a measure are better. All clients of a federation use the same
-    direction for a measure.
+    """Which values of a measure are better. The first recorded direction of a measure stands for the
+    whole federation; an evaluation with another one is refused.
     """
 
 DIRECTION_UNSPECIFIED: Direction.ValueType  # 0
@@ -1155,7 +1155,9 @@ class Evaluation(google.protobuf.message.Message):
     samples: builtins.int
     """at least 1"""
     loss: builtins.float
-    """a magnitude above 1e30 counts as 1e30"""
+    """A magnitude above 1e30 counts as 1e30. Absent: the task has none; then there is an accuracy or
+    a measure. A sender without the feature `measures` omits it if it is 0.
+    """
     accuracy: builtins.float
     """0..1; absent: the task has none"""
     personal_loss: builtins.float
@@ -1175,17 +1177,19 @@ class Evaluation(google.protobuf.message.Message):
         self,
         *,
         samples: builtins.int = ...,
-        loss: builtins.float = ...,
+        loss: builtins.float | None = ...,
         accuracy: builtins.float | None = ...,
         personal_loss: builtins.float | None = ...,
         personal_accuracy: builtins.float | None = ...,
         measures: collections.abc.Iterable[Global___Measure] | None = ...,
         personal_measures: collections.abc.Iterable[Global___Measure] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_personal_accuracy", b"_personal_accuracy", "_personal_loss", b"_personal_loss", "accuracy", b"accuracy", "personal_accuracy", b"personal_accuracy", "personal_loss", b"personal_loss"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_personal_accuracy", b"_personal_accuracy", "_personal_loss", b"_personal_loss", "accuracy", b"accuracy", "loss", b"loss", "measures", b"measures", "personal_accuracy", b"personal_accuracy", "personal_loss", b"personal_loss", "personal_measures", b"personal_measures", "samples", b"samples"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "_personal_accuracy", b"_personal_accuracy", "_personal_loss", b"_personal_loss", "accuracy", b"accuracy", "loss", b"loss", "personal_accuracy", b"personal_accuracy", "personal_loss", b"personal_loss"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "_personal_accuracy", b"_personal_accuracy", "_personal_loss", b"_personal_loss", "accuracy", b"accuracy", "loss", b"loss", "measures", b"measures", "personal_accuracy", b"personal_accuracy", "personal_loss", b"personal_loss", "personal_measures", b"personal_measures", "samples", b"samples"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_accuracy", b"_accuracy"]) -> typing.Literal["accuracy"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_loss", b"_loss"]) -> typing.Literal["loss"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_personal_accuracy", b"_personal_accuracy"]) -> typing.Literal["personal_accuracy"] | None: ...
     @typing.overload

@@ -238,8 +238,8 @@ class FleetServicer(object):
         FAILED_PRECONDITION  This client was not selected to evaluate this version, or the evaluation
         has less privacy protection than the server requires now: request a new
         task.
-        INVALID_ARGUMENT     There is neither an evaluation nor a failure, or a field is out of range;
-        the message names it.
+        INVALID_ARGUMENT     There is neither an evaluation nor a failure, a field is out of range, or a
+        measure has another direction than before; the message names it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

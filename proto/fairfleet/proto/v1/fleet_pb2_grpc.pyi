@@ -391,8 +391,8 @@ class FleetStub(typing.Generic[_FleetJoinType, _FleetNextTaskType, _FleetTakeTas
     FAILED_PRECONDITION  This client was not selected to evaluate this version, or the evaluation
                          has less privacy protection than the server requires now: request a new
                          task.
-    INVALID_ARGUMENT     There is neither an evaluation nor a failure, or a field is out of range;
-                         the message names it.
+    INVALID_ARGUMENT     There is neither an evaluation nor a failure, a field is out of range, or a
+                         measure has another direction than before; the message names it.
     """
 
     ReportVerification: _FleetReportVerificationType
@@ -610,8 +610,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
         FAILED_PRECONDITION  This client was not selected to evaluate this version, or the evaluation
                              has less privacy protection than the server requires now: request a new
                              task.
-        INVALID_ARGUMENT     There is neither an evaluation nor a failure, or a field is out of range;
-                             the message names it.
+        INVALID_ARGUMENT     There is neither an evaluation nor a failure, a field is out of range, or a
+                             measure has another direction than before; the message names it.
         """
 
     @abc.abstractmethod

@@ -122,6 +122,8 @@ class StatusResponse(google.protobuf.message.Message):
     PRIVACY_FIELD_NUMBER: builtins.int
     FINISHED_REASON_FIELD_NUMBER: builtins.int
     SOFTWARE_FIELD_NUMBER: builtins.int
+    HELD_BECAUSE_FIELD_NUMBER: builtins.int
+    MEASURE_DIRECTION_FIELD_NUMBER: builtins.int
     federation: builtins.str
     version: builtins.int
     """committed rounds"""
@@ -158,6 +160,12 @@ class StatusResponse(google.protobuf.message.Message):
     """why the federation is finished; empty: it is not"""
     software: builtins.str
     """the server's, for people to read"""
+    held_because: builtins.str
+    """Why no round begins although no operator paused the federation, for people to read: a stopping
+    rule can never apply. It ends when the setting that the text names is changed.
+    """
+    measure_direction: fairfleet.proto.v1.fleet_pb2.Direction.ValueType
+    """of `measure`"""
     @property
     def privacy(self) -> Global___PrivacyStatus:
         """absent if no noise is added"""
@@ -187,9 +195,11 @@ class StatusResponse(google.protobuf.message.Message):
         privacy: Global___PrivacyStatus | None = ...,
         finished_reason: builtins.str = ...,
         software: builtins.str = ...,
+        held_because: builtins.str = ...,
+        measure_direction: fairfleet.proto.v1.fleet_pb2.Direction.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "privacy", b"privacy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_version", b"_best_version", "asked", b"asked", "attempt", b"attempt", "best_version", b"best_version", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "connected", b"connected", "federation", b"federation", "federation_id", b"federation_id", "finished_reason", b"finished_reason", "measure", b"measure", "missing", b"missing", "parameters", b"parameters", "paused", b"paused", "phase", b"phase", "privacy", b"privacy", "received", b"received", "rounds_planned", b"rounds_planned", "rule", b"rule", "settings_digest", b"settings_digest", "software", b"software", "uptime_seconds", b"uptime_seconds", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_best_version", b"_best_version", "asked", b"asked", "attempt", b"attempt", "best_version", b"best_version", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "connected", b"connected", "federation", b"federation", "federation_id", b"federation_id", "finished_reason", b"finished_reason", "held_because", b"held_because", "measure", b"measure", "measure_direction", b"measure_direction", "missing", b"missing", "parameters", b"parameters", "paused", b"paused", "phase", b"phase", "privacy", b"privacy", "received", b"received", "rounds_planned", b"rounds_planned", "rule", b"rule", "settings_digest", b"settings_digest", "software", b"software", "uptime_seconds", b"uptime_seconds", "version", b"version"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_best_version", b"_best_version"]) -> typing.Literal["best_version"] | None: ...
 
 Global___StatusResponse: typing_extensions.TypeAlias = StatusResponse
@@ -635,15 +645,22 @@ class EvaluationFinished(google.protobuf.message.Message):
 
     REPORTED_FIELD_NUMBER: builtins.int
     ASKED_FIELD_NUMBER: builtins.int
+    SCORE_FIELD_NUMBER: builtins.int
     reported: builtins.int
     asked: builtins.int
+    @property
+    def score(self) -> Global___VersionScore:
+        """by the federation's measure; absent: no client reports it"""
+
     def __init__(
         self,
         *,
         reported: builtins.int = ...,
         asked: builtins.int = ...,
+        score: Global___VersionScore | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["asked", b"asked", "reported", b"reported"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["score", b"score"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["asked", b"asked", "reported", b"reported", "score", b"score"]) -> None: ...
 
 Global___EvaluationFinished: typing_extensions.TypeAlias = EvaluationFinished
 
@@ -651,9 +668,15 @@ Global___EvaluationFinished: typing_extensions.TypeAlias = EvaluationFinished
 class FederationPaused(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """why the server begins no round; empty: an operator paused it"""
     def __init__(
         self,
+        *,
+        reason: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
 
 Global___FederationPaused: typing_extensions.TypeAlias = FederationPaused
 

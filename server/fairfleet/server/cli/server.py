@@ -6,6 +6,7 @@ Options that are not given stay None, so that variables and the settings file ca
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ import typer
 from fairfleet.common.cli import log_format as logs
 from fairfleet.common.cli.program import LogFormat, Verbose
 from fairfleet.common.cli.settings import default_text, given_flags, read_settings
-from fairfleet.common.errors import StateDirError
+from fairfleet.common.errors import StateDirError, UsageError
 from fairfleet.server import process
 from fairfleet.server.app import serve
 from fairfleet.server.cli import check_state
@@ -128,6 +129,23 @@ KeepServing = Annotated[
         show_default="off",
     ),
 ]
+EvaluateTask = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:NAME",
+        help="Task with test data of the server's own, on which versions are evaluated.",
+        show_default="none",
+    ),
+]
+EvaluateOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--evaluate-option",
+        metavar="NAME=VALUE",
+        help="Option of that task. May be repeated.",
+        show_default="none",
+    ),
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
@@ -168,6 +186,8 @@ def server(
     database: Database = None,
     exit_when_finished: ExitWhenFinished = None,
     keep_serving: KeepServing = False,
+    evaluate_task: EvaluateTask = None,
+    evaluate_option: EvaluateOptions = None,
     set_: Assignments = None,
     tensorboard: TensorBoard = None,
     check: Check = False,
@@ -209,6 +229,8 @@ def server(
         "database": database,
         "exit_when_finished": False if keep_serving else exit_when_finished,
         "tensorboard": tensorboard,
+        "evaluation.task": evaluate_task,
+        **_task_options(evaluate_option),
     }
     settings = read_settings(ServerSettings, config, given_flags(flags, set_))
     if check:
@@ -217,6 +239,17 @@ def server(
     process.keep_compact()
     process.allow_many_connections()
     asyncio.run(serve(settings, _announce))
+
+
+def _task_options(texts: Iterable[str] | None) -> dict[str, str]:
+    """Return the options of the server's own task, by setting."""
+    options = dict[str, str]()
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--evaluate-option {text!r} is not of the form name=value")
+        options[f"evaluation.options.{name}"] = value
+    return options
 
 
 def _check(settings: ServerSettings) -> None:

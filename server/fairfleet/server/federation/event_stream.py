@@ -13,9 +13,10 @@ from dataclasses import asdict
 from typing import Any
 
 from fairfleet.common.errors import LimitReached
-from fairfleet.common.wire import MEASUREMENTS, report_out
+from fairfleet.common.wire import MEASUREMENTS, direction_out, report_out
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.rounds.state_machine import Round
+from fairfleet.server.rounds.version_scores import MeasureScore
 from fairfleet.server.storage.improvement import MeasuredStep
 from fairfleet.server.storage.round_record import Contribution, CutOffClient, RoundRecord
 from fairfleet.server.storage.store import StoredUpdate
@@ -88,6 +89,11 @@ def step_measured_message(step: MeasuredStep) -> pb.StepMeasured:
     """Return the message about the losses before and after a step."""
     measured = pb.Measured(improved=step.improved, clients=step.clients)
     return pb.StepMeasured(round=step.round, measured=measured)
+
+
+def score_message(score: MeasureScore) -> pb.VersionScore:
+    """Return the message of a version's score."""
+    return pb.VersionScore(**{**score._asdict(), "direction": direction_out(score.direction)})
 
 
 def record_message(record: RoundRecord, diagnostics_json: str | None = None) -> pb.RoundRecord:

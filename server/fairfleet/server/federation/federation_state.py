@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Set
 
+from fairfleet.common.reports import Better
 from fairfleet.common.tensors import Signature
 from fairfleet.proto.v1.operator_pb2 import Event
 from fairfleet.server.aggregation.conflict_map import ConflictMap
@@ -136,6 +137,22 @@ class FederationState:
     def past_rows(self) -> list[PastRow]:
         """Return which rows the history holds."""
         return self._runner.committer.past_rows()
+
+    # ---- evaluations ---------------------------------------------------------------------------
+
+    @property
+    def measure(self) -> str:
+        """The measure by which versions are compared; empty while it is not known."""
+        return self._runner.scheduler.scores.measure
+
+    def direction_of(self, measure: str) -> Better:
+        """Return which values of a measure are better."""
+        return self._runner.scheduler.scores.direction_of(measure)
+
+    @property
+    def held_because(self) -> str:
+        """Why no round begins although no operator paused; empty if rounds may begin."""
+        return self._runner.scheduler.held_because if self._runner.is_held else ""
 
     # ---- clients -------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from fairfleet.common.errors import WrongState
 from fairfleet.common.pki.identity import Identity, Role
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.clients.departures import Departures, revocation_message
@@ -32,7 +33,13 @@ class OperatorControl:
         self._runner.emit(federation_paused=pb.FederationPaused())
 
     async def resume(self, *writes: Write) -> None:
-        """Begin rounds again."""
+        """Begin rounds again.
+
+        Raises WrongState while a stopping rule that can never apply keeps rounds from beginning:
+        the federation goes on when the server is restarted with other settings.
+        """
+        if self._runner.is_held:
+            raise WrongState(f"cannot resume: {self._runner.scheduler.held_because}")
         self._runner.emit(federation_resumed=pb.FederationResumed())
         await self._runner.record(state_machine.Resumed(), writes=writes)
 

@@ -49,6 +49,7 @@ class ReportedResults:
             if not is_awaited:
                 await self._refuse_unrequested_evaluation(client, version)
             if evaluation:
+                evaluation = runner.scheduler.scores.accepted(client, evaluation)
                 # Also if it is late: the client has released it.
                 await self._spend(client, version, evaluation, applied)
             if is_awaited:
@@ -71,8 +72,8 @@ class ReportedResults:
         if evaluation:
             reported.evaluation.CopyFrom(evaluation_out(evaluation))
         runner.assignments.release([client])
-        accuracy = evaluation.accuracy if evaluation else None
-        runner.scheduler.evaluated(version, client, accuracy)
+        if evaluation:
+            runner.scheduler.scores.add(version, client, evaluation)
         runner.evaluation.reported += evaluation is not None
         if evaluation:
             runner.kept_versions.evaluated(version, evaluation)

@@ -8,6 +8,7 @@ the task it means nothing to them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from fairfleet.server.federation.background import BackgroundTasks, Executors, l
 from fairfleet.server.federation.clients.assignments import Assignments
 from fairfleet.server.federation.clients.feature_requirements import required_features
 from fairfleet.server.federation.clients.sessions import Sessions
-from fairfleet.server.federation.event_stream import EventStream
+from fairfleet.server.federation.event_stream import EventStream, score_message
 from fairfleet.server.federation.model_committer import ModelCommitter
 from fairfleet.server.federation.scheduler import Scheduler, TrainingTimes
 from fairfleet.server.federation.step_verification import StepVerification
@@ -38,6 +39,8 @@ from fairfleet.server.storage.store import Fact, Store
 from fairfleet.server.transfer.prediction_bases import PredictionBases
 from fairfleet.server.transfer.published_model import PublishedModel
 from fairfleet.server.transfer.upload_registry import UploadRegistry
+
+log = logging.getLogger(__name__)
 
 # Phases in which the round no longer accepts updates.
 PAST_TRAINING = (Phase.AGGREGATING, Phase.VERIFYING, Phase.COMMITTING)
@@ -75,7 +78,9 @@ class RoundRunner:
         self.store, self.policy, self.sessions = store, settings.policy(), sessions
         self.events, self.background, self.executors = EventStream(), BackgroundTasks(), Executors()
         self.requirements = required_features(
-            plan_for_rule(settings.plan, recipe), always=settings.round.required_features
+            plan_for_rule(settings.plan, recipe),
+            always=settings.round.required_features,
+            measure=settings.measure,
         )
         self.scheduler = Scheduler(settings, store, self.requirements)
         self.assignments = Assignments(sessions)
@@ -102,6 +107,7 @@ class RoundRunner:
         self.revoked = store.revoked()  # clients, with the reason
         self.lock = asyncio.Lock()
         self.round = Round(0)
+        self.is_held = False  # a stopping rule that can never apply keeps rounds from beginning
         self.stopping = False  # the server is shutting down: it begins nothing new
         self.drained = asyncio.Event()  # the federation is finished, and no client is connected
         self.evaluation = pb.EvaluationFinished()  # the counts of the evaluation under way
@@ -168,6 +174,7 @@ class RoundRunner:
         self.round = decision.round
         if self.round.phase is not Phase.FINISHED:
             self._result = None  # the federation goes on
+        self._announce_hold()
         publish()
         for action, round_ in decision.actions:
             self.perform(action, round_)
@@ -245,8 +252,19 @@ class RoundRunner:
             self.emit(**announcement)
         for before, _, after in facts:
             if before.phase is Phase.EVALUATING and after.phase is not Phase.EVALUATING:
+                if self.evaluation.reported and (score := self.scheduler.scores.newest_score()):
+                    self.evaluation.score.CopyFrom(score_message(score))
                 self.events.emit(before.number, evaluation_finished=self.evaluation)
                 self.evaluation = pb.EvaluationFinished()  # the next one may select nobody
+
+    def _announce_hold(self) -> None:
+        """Say once that no round begins any more, and why."""
+        waits = self.round.phase is Phase.WAITING and not self.round.asked
+        reason = self.scheduler.held_because if waits else ""
+        if reason and not self.is_held:
+            log.error("no round begins: %s", reason, extra={"round": self.round.number})
+            self.emit(federation_paused=pb.FederationPaused(reason=reason))
+        self.is_held = bool(reason)
 
     def _send_early(self, publication: PublishedModel, decision: Decision) -> None:
         """Let clients that will need a model fetch it while its transaction is written."""

@@ -1,18 +1,17 @@
 """Applies the policies of a round: which clients it selects, how long it waits, when training ends.
 
 The scheduler holds what the policies need: past participation, losses, training durations and
-accuracies. It decides nothing itself: the policies are pure functions in `server.rounds`, and their
-results become events of the round.
+evaluations. It decides nothing itself: the policies are pure functions in `server.rounds`, and
+their results become events of the round.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
-from fairfleet.common import fairness
 from fairfleet.server.federation.clients.feature_requirements import (
     NO_REQUIREMENTS,
     FeatureRequirements,
@@ -24,9 +23,10 @@ from fairfleet.server.rounds.deadlines import TrainingDuration
 from fairfleet.server.rounds.selection import Candidate
 from fairfleet.server.rounds.state_machine import Phase, Round
 from fairfleet.server.rounds.stopping import reason_to_end
+from fairfleet.server.rounds.version_scores import VersionScores
 from fairfleet.server.settings import ServerSettings
 from fairfleet.server.storage.client_queries import past_candidates, recorded_attendance
-from fairfleet.server.storage.evaluation_queries import accuracies
+from fairfleet.server.storage.evaluation_queries import recorded_evaluations
 from fairfleet.server.storage.store import Store, StoredUpdate
 
 
@@ -67,11 +67,9 @@ class Scheduler:
         # No other policy uses which rounds a client missed.
         by_turn = settings.round.selection == "least_recent"
         self._attendance = recorded_attendance(store) if by_turn else AttendanceBook()
-        evaluations = accuracies(store)
-        self._worst = {version: _worst_tenth(values) for version, values in evaluations.items()}
-        newest = max(evaluations, default=0)
-        # The newest version and its accuracies so far: its evaluation may still be under way.
-        self._evaluating = (newest, evaluations.get(newest, {}))
+        self.scores = VersionScores(settings.measure)
+        for version, client, evaluation in recorded_evaluations(store):
+            self.scores.add(version, client, evaluation)
         # Seconds of training and upload, by client and round, the newest last.
         self._durations: dict[tuple[str, int], float] = {}
         self._paces: dict[str, TrainingDuration] = {}
@@ -122,14 +120,6 @@ class Scheduler:
         """Record clients that were not needed: enough others were done earlier."""
         self._attendance.spare(clients, round_number)
 
-    def evaluated(self, version: int, client: str, accuracy: float | None) -> None:
-        """Record a client's accuracy in the newest evaluation."""
-        if self._evaluating[0] != version:
-            self._evaluating = (version, {})
-        if accuracy is not None:
-            self._evaluating[1][client] = accuracy
-            self._worst.pop(version, None)  # to be computed again
-
     # ---- what the policies say -----------------------------------------------------------------
 
     def choose(
@@ -142,7 +132,7 @@ class Scheduler:
         # An evaluation needs no minimum number of clients.
         if round_.phase is Phase.EVALUATING and not round_.asked and sessions:
             return state_machine.ClientsChosen(self._evaluators(round_, sessions))
-        if round_.phase is not Phase.WAITING or round_.paused:
+        if round_.phase is not Phase.WAITING or round_.paused or self.held_because:
             return None
         able = self.able_to_train(sessions)
         if len(able) < self._settings.minimum_clients:
@@ -176,11 +166,14 @@ class Scheduler:
 
     def reason_to_end(self, unix_seconds: float) -> str | None:
         """Return why the federation has trained enough; None if it has not."""
-        version, values = self._evaluating
-        if values and version not in self._worst:
-            self._worst[version] = _worst_tenth(values)
-        worst = [self._worst[version] for version in sorted(self._worst)]
-        return reason_to_end(self._ending, unix_seconds - self._began_unix, worst)
+        seconds, scores = unix_seconds - self._began_unix, self.scores
+        worst = [] if self.held_because else scores.worst_tenths()
+        return reason_to_end(self._ending, seconds, worst, scores.measure, scores.direction)
+
+    @property
+    def held_because(self) -> str:
+        """Why no round may begin: a stopping rule can never apply. Empty if rounds may begin."""
+        return self.scores.why_never(self._ending)
 
     def next_lot(self, connected: int) -> tuple[int, int]:
         """Return how many clients would be drawn now, and among how many."""
@@ -251,7 +244,3 @@ class Scheduler:
         self._attendance.select(chosen, round_.number)
         self._lot = (round_.number, len(chosen), len(candidates))
         return state_machine.ClientsChosen(chosen, min(places, len(chosen)))
-
-
-def _worst_tenth(accuracies: Mapping[str, float]) -> float:
-    return fairness.worst(list(accuracies.values()), 10)

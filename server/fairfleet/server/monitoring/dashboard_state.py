@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from fairfleet.common.fairness import Fairness, mean, worst
 from fairfleet.common.wire import measured_as
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.monitoring.measures import Conflicts, FleetEvaluation, StepTaken
+from fairfleet.server.storage.server_evaluation_table import ServerEvaluation
 
 ROUNDS = 200  # entries shown; the database has all of them
 EVALUATIONS = 400
@@ -48,6 +49,7 @@ class ClientRow:
     last_round: int | None = None  # that it took part in
     accuracy: float | None = None
     loss: float | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)  # of the task's own, by name
     evaluated: int | None = None  # which version
     failure: str = ""  # why the newest evaluation has no result for it
     coefficient: float | None = None  # in the last round that it took part in
@@ -69,6 +71,7 @@ class DashboardState:
         self._owed: dict[str, str] = {}
         self._rounds: deque[dict[str, Any]] = deque(maxlen=ROUNDS)
         self._evaluations: deque[dict[str, Any]] = deque(maxlen=EVALUATIONS)
+        self._server_evaluations: deque[dict[str, Any]] = deque(maxlen=EVALUATIONS)
         self._headlines: deque[dict[str, Any]] = deque(maxlen=HEADLINES)
 
     def since(self, revision: int) -> dict[str, Any]:
@@ -78,6 +81,9 @@ class DashboardState:
             "clients": [vars(row) for row in self._clients.values() if row.revision > revision],
             "rounds": [entry for entry in self._rounds if entry["revision"] > revision],
             "evaluations": [entry for entry in self._evaluations if entry["revision"] > revision],
+            "server_evaluations": [
+                entry for entry in self._server_evaluations if entry["revision"] > revision
+            ],
             "events": [entry for entry in self._headlines if entry["revision"] > revision],
         }
 
@@ -231,8 +237,10 @@ class DashboardState:
     def evaluated(self, evaluation: FleetEvaluation, unix_seconds: float) -> None:
         """Add a finished evaluation."""
         for client, result in evaluation.evaluations.items():
+            own = {name: row.value for name, row in result.measures.items()}
             self.set(
                 client,
+                measures=own,
                 accuracy=result.accuracy,
                 loss=result.loss,
                 evaluated=evaluation.version,
@@ -243,6 +251,19 @@ class DashboardState:
         self.revision += 1
         entry = {"revision": self.revision, **evaluation_entry(evaluation, unix_seconds)}
         self._evaluations.append(entry)
+
+    def server_evaluated(self, result: ServerEvaluation) -> None:
+        """Add what the server's own test data say about a version."""
+        figures = result.evaluation.figures() if result.evaluation else {}
+        self.revision += 1
+        entry = {
+            "revision": self.revision,
+            "version": result.version,
+            "failure": result.failure,
+            "seconds": result.seconds,
+            "measures": {name: figure.value for name, figure in figures.items()},
+        }
+        self._server_evaluations.append(entry)
 
 
 # ---- entries -------------------------------------------------------------------------------------
@@ -286,8 +307,15 @@ def evaluation_entry(evaluation: FleetEvaluation, unix_seconds: float) -> dict[s
         "unix_seconds": unix_seconds,
         "outcomes": evaluation.outcomes(),
         "improved": finite(evaluation.improved),
-        "accuracy": _measures(evaluation.accuracy, evaluation.accuracies()),
-        "loss": _measures(evaluation.loss, evaluation.losses()),
+        "accuracy": _measures(evaluation.accuracy, evaluation.values("accuracy")),
+        "loss": _measures(evaluation.loss, evaluation.values("loss")),
+        "measures": {
+            name: {
+                **(_measures(row, evaluation.values(name)) or {}),
+                "better": evaluation.directions[name],
+            }
+            for name, row in evaluation.own.items()
+        },
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from fairfleet.common.cli.event_text import headline
 from fairfleet.common.cli.log_format import EVENTS
+from fairfleet.common.wire import evaluation_in
 from fairfleet.proto.v1 import operator_pb2 as pb
 
 log = logging.getLogger(EVENTS)
@@ -38,8 +39,29 @@ def _figures(kind: str, fields: Any) -> dict[str, Any]:
         case "step_tried" | "evaluation_reported":
             return {"client": fields.client}
         case "evaluation_finished":
-            return {"reported": fields.reported, "asked": fields.asked}
+            return {"reported": fields.reported, "asked": fields.asked, **_score_figures(fields)}
+        case "server_evaluated":
+            return _server_figures(fields)
     return {}
+
+
+def _score_figures(evaluation: pb.EvaluationFinished) -> dict[str, Any]:
+    if not evaluation.HasField("score"):
+        return {}
+    score = evaluation.score
+    return {
+        "measure": score.measure,
+        "mean": score.mean,
+        "worst_10_percent": score.worst_10_percent,
+    }
+
+
+def _server_figures(evaluated: pb.ServerEvaluated) -> dict[str, Any]:
+    if not evaluated.HasField("evaluation"):
+        return {"seconds": evaluated.seconds}
+    figures = evaluation_in(evaluated.evaluation).figures()
+    values = {name: measure.value for name, measure in figures.items()}
+    return {"seconds": evaluated.seconds, "measures": values}
 
 
 def _round_figures(record: pb.RoundRecord) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fairfleet.common.fairness import Fairness, improved_share
-from fairfleet.common.reports import Evaluation
+from fairfleet.common.reports import BUILT_IN, MAX_MEASURES, Better, Evaluation, Measure
 from fairfleet.server.rounds.missing_evaluations import GONE, NO_TEST_DATA, SILENT
 
 Evaluations = Mapping[str, Evaluation]  # by client
@@ -26,12 +26,14 @@ class FleetEvaluation:
     """The results of all clients for one model version; there may be none."""
 
     version: int
-    loss: Fairness | None  # None: there are no results
-    accuracy: Fairness | None  # None: no client measures it
-    # Share of clients whose loss fell since the previous evaluation; None: there is none.
+    # Share of clients that do better than at the previous evaluation, by their loss if they have
+    # one; None: there is none.
     improved: float | None
     evaluations: Evaluations
     failures: Mapping[str, str] = field(default_factory=dict)  # by client: why it has no result
+    # By measure, for loss, accuracy and those of tasks that most clients report.
+    fairness: Mapping[str, Fairness] = field(default_factory=dict)
+    directions: Mapping[str, Better] = field(default_factory=dict)  # of the same measures
 
     @classmethod
     def of(
@@ -42,23 +44,46 @@ class FleetEvaluation:
         failures: Mapping[str, str],
     ) -> FleetEvaluation:
         """Summarize the results for a version; `previous` are those to compare with."""
-        losses, accuracies = _losses(evaluations), _accuracies(evaluations)
+        figures = [evaluation.figures() for evaluation in evaluations.values()]
+        directions = _shown_directions(figures)
         return cls(
             version=version,
-            loss=Fairness.of(losses, higher_is_better=False) if losses else None,
-            accuracy=Fairness.of(accuracies) if accuracies else None,
-            improved=_improved(evaluations, previous),
+            improved=_improved(evaluations, previous, directions),
             evaluations=evaluations,
             failures=failures,
+            fairness={
+                name: Fairness.of(
+                    [row[name].value for row in figures if name in row],
+                    higher_is_better=direction == "higher",
+                )
+                for name, direction in directions.items()
+            },
+            directions=directions,
         )
 
-    def losses(self) -> list[float]:
-        """Return the losses of all clients with a result."""
-        return _losses(self.evaluations)
+    @property
+    def loss(self) -> Fairness | None:
+        """The figures of the loss; None: no client has one."""
+        return self.fairness.get("loss")
 
-    def accuracies(self) -> list[float]:
-        """Return the accuracies of all clients that measure it."""
-        return _accuracies(self.evaluations)
+    @property
+    def accuracy(self) -> Fairness | None:
+        """The figures of the accuracy; None: no client measures it."""
+        return self.fairness.get("accuracy")
+
+    @property
+    def own(self) -> dict[str, Fairness]:
+        """The figures of the tasks' own measures, by name."""
+        return {name: row for name, row in self.fairness.items() if name not in BUILT_IN}
+
+    def by_client(self, name: str) -> dict[str, float]:
+        """Return the values of a measure, by client that reports it."""
+        values = {client: result.figure(name) for client, result in self.evaluations.items()}
+        return {client: value for client, value in values.items() if value is not None}
+
+    def values(self, name: str) -> list[float]:
+        """Return the values of a measure of all clients that report it."""
+        return list(self.by_client(name).values())
 
     def outcomes(self) -> dict[str, int]:
         """Return the number of clients by outcome; every outcome has a count."""
@@ -68,22 +93,32 @@ class FleetEvaluation:
         return {outcome: counts[outcome] for outcome in OUTCOMES}
 
 
-def _losses(evaluations: Evaluations) -> list[float]:
-    return [evaluation.loss for evaluation in evaluations.values()]
+def _shown_directions(figures: Iterable[Mapping[str, Measure]]) -> dict[str, Better]:
+    """Return loss and accuracy, and then the other measures that most clients report."""
+    directions: dict[str, Better] = {}
+    counts = Counter[str]()
+    for row in figures:
+        counts.update(row.keys())
+        for name, figure in row.items():
+            directions.setdefault(name, figure.direction)
+    own = sorted(counts.keys() - BUILT_IN.keys(), key=lambda name: (-counts[name], name))
+    shown = [name for name in BUILT_IN if name in counts] + own[:MAX_MEASURES]
+    return {name: directions[name] for name in shown}
 
 
-def _accuracies(evaluations: Evaluations) -> list[float]:
-    results = evaluations.values()
-    return [result.accuracy for result in results if result.accuracy is not None]
-
-
-def _improved(evaluations: Evaluations, previous: Evaluations) -> float | None:
+def _improved(
+    evaluations: Evaluations, previous: Evaluations, directions: Mapping[str, Better]
+) -> float | None:
     clients = sorted(evaluations.keys() & previous.keys())
-    if not clients:
-        return None
-    losses_before = [previous[client].loss for client in clients]
-    losses = [evaluations[client].loss for client in clients]
-    return improved_share(losses_before, losses, higher_is_better=False)
+    for name, direction in directions.items():
+        pairs = [
+            (previous[client].figure(name), evaluations[client].figure(name)) for client in clients
+        ]
+        known = [(old, new) for old, new in pairs if old is not None and new is not None]
+        if known:
+            before, after = zip(*known, strict=True)
+            return improved_share(before, after, higher_is_better=direction == "higher")
+    return None
 
 
 @dataclass(frozen=True)

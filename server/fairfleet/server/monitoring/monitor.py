@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from fairfleet.common.errors import LimitReached
+from fairfleet.common.wire import evaluation_in
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.event_stream import record_message
 from fairfleet.server.federation.federation_state import FederationState
@@ -28,6 +29,7 @@ from fairfleet.server.monitoring.measures import StepTaken
 from fairfleet.server.monitoring.prometheus import Metrics
 from fairfleet.server.monitoring.recorded_history import RecordedHistory, newest_evaluation, recall
 from fairfleet.server.monitoring.tensorboard import FederationEventFiles
+from fairfleet.server.storage.server_evaluation_table import ServerEvaluation
 from fairfleet.server.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -114,6 +116,8 @@ class Monitor:
                 await self._round_committed(event.round_committed.record)
             if event.HasField("evaluation_finished"):
                 await self._evaluation_finished(event)
+            if event.HasField("server_evaluated"):
+                await self._server_evaluated(event)
         except Exception:
             log.exception("cannot measure event %d", event.sequence)
 
@@ -141,6 +145,16 @@ class Monitor:
                 unix_seconds = event.unix_seconds
                 await asyncio.to_thread(self._files.write_evaluation, evaluation, unix_seconds)
 
+    async def _server_evaluated(self, event: pb.Event) -> None:
+        message = event.server_evaluated
+        evaluation = evaluation_in(message.evaluation) if message.HasField("evaluation") else None
+        result = ServerEvaluation(message.version, evaluation, message.failure, message.seconds)
+        self.metrics.server_evaluation = result
+        self.dashboard.state.server_evaluated(result)
+        if self._files:
+            write = self._files.write_server_evaluation
+            await asyncio.to_thread(write, result, event.unix_seconds)
+
     # ---- earlier runs --------------------------------------------------------------------------
 
     def _show(self, history: RecordedHistory) -> None:
@@ -149,6 +163,9 @@ class Monitor:
         for evaluation, unix in zip(history.evaluations, history.evaluated_unix, strict=True):
             self.metrics.evaluation = evaluation
             self.dashboard.state.evaluated(evaluation, unix)
+        for result in history.server_evaluations:
+            self.metrics.server_evaluation = result
+            self.dashboard.state.server_evaluated(result)
         for record in history.records:
             step, message = StepTaken.of(record.diagnostics), record_message(record, "")
             self.metrics.recall(message, step)

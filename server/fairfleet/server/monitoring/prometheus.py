@@ -24,14 +24,17 @@ from fairfleet.server.federation.federation_state import FederationState
 from fairfleet.server.monitoring.measures import Conflicts, FleetEvaluation, StepTaken
 from fairfleet.server.monitoring.prometheus_families import (
     AdmissionCounters,
+    chosen_measure_family,
     client_families,
     counters,
     evaluation_families,
     gauge,
     gauges,
+    server_evaluation_families,
     step_families,
 )
 from fairfleet.server.rounds.state_machine import Phase
+from fairfleet.server.storage.server_evaluation_table import ServerEvaluation
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 
@@ -43,6 +46,8 @@ class Metrics(Collector):
         self.registry = registry
         self.seen: set[str] = set()  # every client that ever took part
         self.evaluation: FleetEvaluation | None = None  # the newest
+        # The newest on the server's own test data.
+        self.server_evaluation: ServerEvaluation | None = None
         self.step: StepTaken | None = None
         # Share of clients whose loss the newest step lowers to first order.
         self.promised: float | None = None
@@ -166,6 +171,10 @@ class Metrics(Collector):
         yield from self._descent()
         if self.evaluation:
             yield from evaluation_families(self.evaluation)
+        if measure := self._state.measure:
+            yield chosen_measure_family(measure, self._state.direction_of(measure))
+        if self.server_evaluation:
+            yield from server_evaluation_families(self.server_evaluation)
         if len(self.seen) <= self._state.settings.http.client_series:
             streaks = self.conflicts.streaks if self.conflicts.are_known else None
             yield from client_families(self.evaluation, self.step, streaks, sorted(self.seen))
@@ -197,7 +206,8 @@ class Metrics(Collector):
             federation.settings.rounds,
         )
         yield gauge("fairfleet_model_version", "Committed rounds", federation.publication.version)
-        yield gauge("fairfleet_paused", "1 while no new round may begin", round_number.paused)
+        is_paused = round_number.paused or bool(federation.held_because)
+        yield gauge("fairfleet_paused", "1 while no new round may begin", is_paused)
         phases = {phase.value: phase is round_number.phase for phase in Phase}
         yield gauges("fairfleet_phase", "1 for the phase of the round under way", "phase", phases)
         meaning = "When the newest round was committed; before the first, when the server began"

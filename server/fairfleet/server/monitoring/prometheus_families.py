@@ -11,13 +11,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from fairfleet.common.fairness import Fairness
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.aggregation.admission import AdmissionSettings
 from fairfleet.server.monitoring.measures import FleetEvaluation, StepTaken
+from fairfleet.server.storage.server_evaluation_table import ServerEvaluation
 from fairfleet.server.transfer.counters import TrafficCounters
 
 DIAGNOSTICS_LEVELS = ("full", "model", "off")
@@ -102,9 +103,48 @@ def evaluation_families(evaluation: FleetEvaluation) -> Iterator[Metric]:
     if evaluation.accuracy:
         about = "Accuracy of clients on their own test data, 0 to 1"
         yield from _fairness_families("fairfleet_accuracy", "_ratio", about, evaluation.accuracy)
+    yield from _measure_families(evaluation.own)
     if evaluation.improved is not None:
         about = "Share of clients whose loss fell since the previous evaluation"
         yield gauge("fairfleet_improved_clients_ratio", about, evaluation.improved)
+
+
+def _measure_families(measures: Mapping[str, Fairness]) -> Iterator[Metric]:
+    """Yield the families of the tasks' own measures, with the measure as a label."""
+    if not measures:
+        return
+    about = "A measure of the tasks' own, over clients, on their own test data"
+    family = GaugeMetricFamily("fairfleet_measure", about, labels=["measure", "statistic"])
+    for measure, fairness in measures.items():
+        for statistic, field in STATISTICS.items():
+            family.add_metric([measure, statistic], float(getattr(fairness, field)))
+    yield family
+    for suffix, (field, meaning) in INEQUALITIES.items():
+        values = {measure: getattr(fairness, field) for measure, fairness in measures.items()}
+        defined = {measure: value for measure, value in values.items() if not math.isnan(value)}
+        yield gauges(f"fairfleet_measure_{suffix}", meaning, "measure", defined)
+
+
+def chosen_measure_family(measure: str, direction: str) -> Metric:
+    """Return which measure versions are compared by."""
+    about = "The measure by which versions are compared, and which of its values are better"
+    labels = {"measure": measure, "better": direction}
+    return InfoMetricFamily("fairfleet_chosen_measure", about, labels)
+
+
+def server_evaluation_families(evaluation: ServerEvaluation) -> Iterator[Metric]:
+    """Yield the families of the newest version that the server evaluated on its own test data."""
+    about = "The newest version that was evaluated on the server's own test data"
+    yield gauge("fairfleet_server_evaluation_version", about, evaluation.version)
+    about = "Duration of that evaluation"
+    yield gauge("fairfleet_server_evaluation_seconds", about, evaluation.seconds)
+    about = "1 if that evaluation failed"
+    yield gauge("fairfleet_server_evaluation_failed", about, evaluation.evaluation is None)
+    if evaluation.evaluation is not None:
+        figures = evaluation.evaluation.figures().items()
+        values = {name: figure.value for name, figure in figures}
+        about = "A measure on the server's own test data"
+        yield gauges("fairfleet_server_measure", about, "measure", values)
 
 
 def _fairness_families(name: str, unit: str, about: str, fairness: Fairness) -> Iterator[Metric]:
@@ -143,15 +183,19 @@ def client_families(
 
 
 def _client_evaluation_families(evaluation: FleetEvaluation) -> Iterator[Metric]:
-    results = evaluation.evaluations.items()
-    losses = {client: result.loss for client, result in results}
-    accuracies = {
-        client: result.accuracy for client, result in results if result.accuracy is not None
-    }
     about = "Loss on the client's own test data"
-    yield gauges("fairfleet_client_loss", about, "client", losses)
+    yield gauges("fairfleet_client_loss", about, "client", evaluation.by_client("loss"))
     about = "Accuracy on the client's own test data, 0 to 1"
+    accuracies = evaluation.by_client("accuracy")
     yield gauges("fairfleet_client_accuracy_ratio", about, "client", accuracies)
+    if evaluation.own:
+        about = "A measure of the task's own on the client's own test data"
+        labels = ["client", "measure"]
+        family = GaugeMetricFamily("fairfleet_client_measure", about, labels=labels)
+        for measure in evaluation.own:
+            for client, value in evaluation.by_client(measure).items():
+                family.add_metric([client, measure], value)
+        yield family
 
 
 # ---- admission -----------------------------------------------------------------------------------

@@ -15,6 +15,10 @@ from fairfleet.server.storage.evaluation_queries import (
     evaluations_of,
 )
 from fairfleet.server.storage.round_record import RoundRecord
+from fairfleet.server.storage.server_evaluation_table import (
+    ServerEvaluation,
+    recorded_server_evaluations,
+)
 from fairfleet.server.storage.store import Store
 
 MAX_EVALUATIONS = 200  # evenly spread over a federation that has more
@@ -26,6 +30,7 @@ class RecordedHistory:
 
     evaluations: tuple[FleetEvaluation, ...] = ()  # oldest first
     evaluated_unix: tuple[float, ...] = ()  # the time of each evaluation
+    server_evaluations: tuple[ServerEvaluation, ...] = ()  # oldest first
     records: tuple[RoundRecord, ...] = ()  # of the newest rounds, oldest first
     # By client: its number of updates, and the newest round that has one.
     updates: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -43,6 +48,7 @@ def recall(store: Store, current: Round) -> RecordedHistory:
     return RecordedHistory(
         evaluations=tuple(_evaluations(store, versions)),
         evaluated_unix=tuple(evaluated_unix(store, version) for version in versions),
+        server_evaluations=tuple(recorded_server_evaluations(store)),
         records=tuple(store.records(current.number - REMEMBERED_ROUNDS, current.number - 1)),
         updates=update_counts(store, current.number),
         asked=times_asked(store),

@@ -12,6 +12,7 @@ from fairfleet.common.tensorboard import EventFiles
 from fairfleet.common.wire import measured_as
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.monitoring.measures import FleetEvaluation, StepTaken
+from fairfleet.server.storage.server_evaluation_table import ServerEvaluation
 
 TAILS = ("worst_5", "worst_10", "best_5", "best_10")
 MEASURES = ("mean", "standard_deviation", *TAILS, "angle_degrees", "gini", "jain", "kl_to_uniform")
@@ -36,12 +37,9 @@ class FederationEventFiles:
         version = evaluation.version
         scalars = {"evaluation/improved_clients": evaluation.improved}
         self._files.scalars(version, scalars, unix_seconds)
-        if evaluation.loss:
-            losses = evaluation.losses()
-            self._write_measures("loss", version, evaluation.loss, losses, unix_seconds)
-        if evaluation.accuracy:
-            accuracies = evaluation.accuracies()
-            self._write_measures("accuracy", version, evaluation.accuracy, accuracies, unix_seconds)
+        for name, fairness in evaluation.fairness.items():
+            values = evaluation.values(name)
+            self._write_measures(name, version, fairness, values, unix_seconds)
         self._files.flush()
 
     def _write_measures(
@@ -50,6 +48,13 @@ class FederationEventFiles:
         scalars = {f"{name}/{measure}": getattr(fairness, measure) for measure in MEASURES}
         self._files.scalars(version, scalars, unix_seconds)
         self._files.distribution(version, f"{name}/clients", values, unix_seconds)
+
+    def write_server_evaluation(self, result: ServerEvaluation, unix_seconds: float) -> None:
+        """Write the figures of a version on the server's own test data."""
+        figures = result.evaluation.figures() if result.evaluation else {}
+        scalars = {f"server/{name}": figure.value for name, figure in figures.items()}
+        self._files.scalars(result.version, scalars, unix_seconds)
+        self._files.flush()
 
     def close(self) -> None:
         """Close the files."""

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from fairfleet.common import wire
 from fairfleet.common.errors import BadReport, BadRequest, WrongState, short
-from fairfleet.common.features import SPOKEN, VersionRange, newest_common
+from fairfleet.common.features import MEASURES, SPOKEN, VersionRange, newest_common
 from fairfleet.common.names import check_name
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import fleet_pb2 as pb
@@ -148,15 +148,20 @@ def check_task(client: str, request: pb.HeartbeatRequest) -> None:
         raise BadRequest("failure is set, but task is empty; name the task that failed")
 
 
-def evaluation_in(request: pb.ReportEvaluationRequest) -> Evaluation | None:
-    """Return the evaluation of a request, or None if it reports a failure."""
+def evaluation_in(
+    request: pb.ReportEvaluationRequest, features: Collection[str]
+) -> Evaluation | None:
+    """Return the evaluation of a request, or None if it reports a failure.
+
+    `features` are those of the client.
+    """
     if request.failure:
         return None
     if not request.HasField("evaluation"):
         raise BadRequest("evaluation and failure are both missing; send one of them")
     if not request.evaluation.samples:
         raise BadRequest("evaluation.samples is 0; expected the number of evaluated samples")
-    return wire.evaluation_in(request.evaluation)
+    return wire.evaluation_in(request.evaluation, names_measures=MEASURES in features)
 
 
 def quarantined_out(update: QuarantinedUpdate) -> pb.QuarantinedUpdate:

@@ -250,10 +250,11 @@ class FleetService:
         self, request: pb.ReportEvaluationRequest, context: Context
     ) -> pb.ReportEvaluationResponse:
         """Accept a client's evaluation of a version, or why there is none."""
+        features = self._clients.session(request.session).member.features
         await self._clients.report_evaluation(
             request.session,
             request.version,
-            evaluation_in(request),
+            evaluation_in(request, features),
             short(request.failure, MAX_FAILURE_CHARS),
             wire.privacy_in(request.privacy),
         )

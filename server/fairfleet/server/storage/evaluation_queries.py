@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 
 import sqlalchemy as sa
 
@@ -66,15 +67,12 @@ def evaluations_of_kept_models(store: ReadableStore) -> dict[int, list[Evaluatio
     return dict(by_version)
 
 
-def accuracies(store: ReadableStore) -> dict[int, dict[str, float]]:
-    """Return all accuracies, by version and client."""
+def recorded_evaluations(store: ReadableStore) -> Iterator[tuple[int, str, Evaluation]]:
+    """Yield version, client and result of every evaluation, in the order they were recorded."""
     query = sa.select(evaluations.c.version, evaluations.c.client, evaluations.c.evaluation)
-    by_version: dict[int, dict[str, float]] = defaultdict(dict)
+    query = query.order_by(evaluations.c.version, evaluations.c.unix_seconds)
     for version, client, text in store.rows(query.where(_has_result)):
-        accuracy = Evaluation.model_validate_json(text).accuracy
-        if accuracy is not None:
-            by_version[version][client] = accuracy
-    return dict(by_version)
+        yield version, client, Evaluation.model_validate_json(text)
 
 
 def evaluated_versions(

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fairfleet.common.features import plan_features
+from fairfleet.common.features import MEASURES, plan_features
+from fairfleet.common.reports import BUILT_IN
 from fairfleet.common.training_plan import Plan
 from fairfleet.server.federation.clients.assignments import Kind
 from fairfleet.server.federation.clients.sessions import ClientDescription
+from fairfleet.server.rounds.version_scores import AUTO_MEASURE
 
 KINDS: tuple[Kind, ...] = ("train", "verify", "evaluate")
 
@@ -55,14 +57,19 @@ class FeatureRequirements(NamedTuple):
 NO_REQUIREMENTS = FeatureRequirements()
 
 
-def required_features(plan: Plan, *, always: Iterable[str] = ()) -> FeatureRequirements:
+def required_features(
+    plan: Plan, *, always: Iterable[str] = (), measure: str = AUTO_MEASURE
+) -> FeatureRequirements:
     """Return what the settings require of clients; `always` is required for every task.
+
+    A `measure` of the tasks' own can only be reported by clients that name measures.
 
     >>> required_features(Plan(epochs=2), always=["counts"]).evaluate
     frozenset({'counts'})
     """
     common = frozenset(always)
+    named = frozenset() if measure in (AUTO_MEASURE, *BUILT_IN) else frozenset({MEASURES})
     plan_fields = plan.model_dump(exclude_defaults=True)
     return FeatureRequirements(
-        train=common | plan_features(plan_fields), verify=common, evaluate=common
+        train=common | plan_features(plan_fields), verify=common, evaluate=common | named
     )

@@ -3,7 +3,7 @@ import * as clients from "./clients.js";
 import * as conflicts from "./conflicts.js";
 import { histogram, lines, none, spark, stacks } from "./charts.js";
 import { $, h, keyed, text } from "./dom.js";
-import { apply, evaluated, measure, newest, state } from "./state.js";
+import { apply, evaluated, figures, measure, newest, own, sign, state, value } from "./state.js";
 import { bytes, clock, duration, number, percent, plural, points, whole } from "./words.js";
 
 const RETRY_MS = 3000; // before a connection that the browser gave up is opened again
@@ -106,7 +106,7 @@ function banner() {
   const finished = status?.phase === "finished";
   const words = finished ? `Finished at version ${status.version}: ${status.ended}${lost ? " (the server has ended since)" : ""}`
     : lost && !status ? "No connection to the server, and nothing was heard from it yet. Trying again."
-    : lost ? "No connection to the server: what you see is what it last said. Trying again." : status?.paused ? "Paused: no new round begins until somebody resumes." : "";
+    : lost ? "No connection to the server: what you see is what it last said. Trying again." : status?.held_because ? `No round begins: ${status.held_because}.` : status?.paused ? "Paused: no new round begins until somebody resumes." : "";
   box.hidden = !words;
   box.classList.toggle("good", finished);
   box.classList.toggle("calm", !finished && !lost);
@@ -135,15 +135,15 @@ function tile(id, kind, name, value, note, line, delta) {
 }
 
 function tiles() {
-  const all = evaluated(), what = measure(), last = newest()?.[what], before = all.at(-2)?.[what], round = state.rounds.at(-1);
-  const accurate = what === "accuracy", format = accurate ? percent : number, good = accurate ? 1 : -1;
+  const all = evaluated(), what = measure(), last = figures(newest(), what), before = figures(all.at(-2), what), round = state.rounds.at(-1);
+  const accurate = what === "accuracy", format = accurate ? percent : number, good = sign(what);
   const delta = (key, sign) => change(last?.[key], before?.[key], sign, accurate ? points : (value) => `${value < 0 ? "−" : "+"}${number(Math.abs(value))}`);
-  const history = (key) => all.map((entry) => entry[what]?.[key]);
+  const history = (key) => all.map((entry) => figures(entry, what)?.[key]);
   const gap = (entry) => (entry ? Math.abs(entry.mean - entry.worst_10) : null);
   $("tiles").replaceChildren(
     tile("worst", "worst", "worst 10 %", format(last?.worst_10), last ? "of the worst served" : "no evaluation yet", spark(history("worst_10"), "worst-c"), delta("worst_10", good)),
     tile("mean", "mean", `mean ${what}`, format(last?.mean), last ? `of ${plural(last.clients, "client")}, version ${newest().version}` : "no evaluation yet", spark(history("mean"), "mean-c"), delta("mean", good)),
-    tile("gap", "", "gap", format(gap(last)), "what the mean hides", spark(all.map((entry) => gap(entry[what])), "faint-c"), change(gap(last), gap(before), -1, accurate ? points : number)),
+    tile("gap", "", "gap", format(gap(last)), "what the mean hides", spark(all.map((entry) => gap(figures(entry, what))), "faint-c"), change(gap(last), gap(before), -1, accurate ? points : number)),
     tile("angle", "", "unevenness", last ? `${last.angle_degrees.toFixed(1)}°` : format(null), last ? `Gini ${number(last.gini)} · Jain ${number(last.jain)}` : "angle to all alike", spark(history("angle_degrees"), "faint-c")),
     tile("improved", "", "improved ρ", percent(newest()?.improved), stepWords(), spark(all.map((entry) => entry.improved), "best-c")),
     tile("conflicts", "", "in conflict", round?.conflicts != null ? `${round.conflicts} / ${round.updates}` : "–", conflictWords(round), spark(state.rounds.map((entry) => entry.conflicts), "worst-c")),
@@ -181,21 +181,35 @@ const LOSS_NOTES = {
 };
 let story = null;
 
+/** The charts to choose from: loss, accuracy and training loss, and the tasks' own measures, what clients are compared by first. */
+function stories() {
+  const more = own().map((name) => [name, { name, there: () => true, entries: () => state.evaluations.filter((entry) => figures(entry, name)), format: number, lead: `On the clients' own test data; ${sign(name) > 0 ? "higher" : "lower"} is better.` }]);
+  const all = { ...STORIES, ...Object.fromEntries(more) }, what = measure();
+  return what in all ? { [what]: all[what], ...all } : all;
+}
+
 function hero() {
-  const possible = Object.keys(STORIES).filter((key) => STORIES[key].there());
+  const known = stories(), possible = Object.keys(known).filter((key) => known[key].there());
   const chosen = possible.includes(story) ? story : possible[0];
-  const make = (key) => h("button", { type: "button", role: "tab", onclick: () => { story = key; hero(); } }, STORIES[key].name);
+  const make = (key) => h("button", { type: "button", role: "tab", onclick: () => { story = key; hero(); } }, known[key].name);
   keyed($("hero-tabs"), possible, make, (tab, key) => tab.setAttribute("aria-selected", String(key === chosen)));
   const note = chosen === "training" ? (LOSS_NOTES[state.rounds.at(-1)?.loss_measurement] ?? "") : "";
-  text("hero-lead", STORIES[chosen].lead + note);
+  text("hero-lead", known[chosen].lead + note);
   if (chosen === "training") return trainingLoss();
-  const { entries, format } = STORIES[chosen], found = entries();
-  const of = (key) => found.map((entry) => entry[chosen][key]);
+  const { entries, format } = known[chosen], found = entries();
+  const of = (key) => found.map((entry) => figures(entry, chosen)[key]);
   lines($("hero-chart"), {
-    x: found.map((entry) => entry.version), xName: "version", format, floor: 0, ceiling: chosen === "accuracy" ? 1 : undefined,
+    x: found.map((entry) => entry.version), xName: "version", format, floor: chosen === "accuracy" || chosen === "loss" ? 0 : undefined, ceiling: chosen === "accuracy" ? 1 : undefined,
     bands: [{ color: "mean-c", low: of("worst_10"), high: of("best_10") }],
-    lines: [{ name: "best 10 %", color: "best-c", values: of("best_10"), thin: true }, { name: "mean", color: "mean-c", values: of("mean") }, { name: "worst 10 %", color: "worst-c", values: of("worst_10") }],
+    lines: [{ name: "best 10 %", color: "best-c", values: of("best_10"), thin: true }, { name: "mean", color: "mean-c", values: of("mean") }, { name: "worst 10 %", color: "worst-c", values: of("worst_10") }, ...serverLine(chosen, found)],
   });
+}
+
+/** The server's own test data, if it has any, at the versions that it evaluated. */
+function serverLine(what, found) {
+  const known = new Map(state.server_evaluations.map((entry) => [entry.version, entry.measures[what]]));
+  const values = found.map((entry) => known.get(entry.version) ?? null);
+  return values.some((entry) => entry != null) ? [{ name: "server's test data", color: "three-c", values, thin: true }] : [];
 }
 
 function trainingLoss() {
@@ -218,8 +232,9 @@ function failedWords({ version, outcomes }) {
 function now() {
   const last = newest(), what = measure(), tried = state.evaluations.at(-1);
   if (!last) { text("now-lead", ""); return none($("now-chart"), tried ? failedWords(tried) : due_words()); }
-  const values = [...state.clients.values()].filter((row) => row.evaluated === last.version && row[what] != null).map((row) => row[what]);
-  const { worst_10, mean, min, max } = last[what], accurate = what === "accuracy", format = accurate ? (value) => `${Math.round(100 * value)} %` : number;
+  const values = [...state.clients.values()].filter((row) => row.evaluated === last.version && value(row, what) != null).map((row) => value(row, what));
+  if (!figures(last, what)) { text("now-lead", ""); return none($("now-chart"), `No client reports ${what}.`); }
+  const { worst_10, mean, min, max } = figures(last, what), accurate = what === "accuracy", format = accurate ? (value) => `${Math.round(100 * value)} %` : number;
   const left_out = last.outcomes.failed + last.outcomes.silent + last.outcomes.no_test_data;
   text("now-version", `version ${last.version}`);
   text("now-lead", tried !== last ? failedWords(tried) : left_out ? `${plural(left_out, "client")} gave no result and ${left_out === 1 ? "is" : "are"} left out.` : `${what[0].toUpperCase()}${what.slice(1)} of ${plural(values.length, "client")}.`);
@@ -227,17 +242,17 @@ function now() {
   histogram($("now-chart"), values, {
     low, high, bins: Math.max(5, Math.min(24, Math.round(2 * Math.sqrt(values.length) + 2))), format,
     marks: [{ name: "mean", value: mean, color: "mean-c" }, { name: "worst 10 %", value: worst_10, color: "worst-c" }],
-    worse: (from, to) => (accurate ? from <= worst_10 : to >= worst_10),
+    worse: (from, to) => (sign(what) > 0 ? from <= worst_10 : to >= worst_10),
   });
 }
 
 function spread() {
-  const what = measure(), found = state.evaluations.filter((entry) => entry[what]);
+  const what = measure(), found = state.evaluations.filter((entry) => figures(entry, what));
   if (!found.length) { text("spread-lead", ""); return none($("spread-chart"), due_words()); }
   text("spread-lead", "Every client between the outer edges, half of them in the dark band.");
-  const of = (place) => found.map((entry) => entry[what].quantiles[place]);
+  const of = (place) => found.map((entry) => figures(entry, what).quantiles[place]);
   lines($("spread-chart"), {
-    x: found.map((entry) => entry.version), xName: "version", format: what === "accuracy" ? percent : number, floor: 0, ceiling: what === "accuracy" ? 1 : undefined,
+    x: found.map((entry) => entry.version), xName: "version", format: what === "accuracy" ? percent : number, floor: what === "accuracy" || what === "loss" ? 0 : undefined, ceiling: what === "accuracy" ? 1 : undefined,
     bands: [{ color: "mean-c", low: of(0), high: of(6) }, { color: "mean-c", low: of(1), high: of(5) }, { color: "mean-c", low: of(2), high: of(4) }],
     lines: [{ name: "highest", color: "faint-c", values: of(6), thin: true }, { name: "median", color: "mean-c", values: of(3) }, { name: "lowest", color: "faint-c", values: of(0), thin: true }],
   });

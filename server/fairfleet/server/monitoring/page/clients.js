@@ -1,6 +1,6 @@
 // The table of clients. Only visible rows exist in the page, so it stays fast with thousands of clients.
 import { $, h, keyed, text } from "./dom.js";
-import { measure, need, newest, state } from "./state.js";
+import { figures, measure, need, newest, sign, state, value } from "./state.js";
 import { clock, duration, NONE, number, percent, plural } from "./words.js";
 
 const HEIGHT = 36, BEYOND = 6; // pixels of a row; rows kept above and below the visible ones
@@ -8,7 +8,7 @@ const HEIGHT = 36, BEYOND = 6; // pixels of a row; rows kept above and below the
 const COLUMNS = [
   { name: "client", key: (row) => row.client, cell: (row) => h("span", { class: "name", title: [row.device, row.software].filter(Boolean).join(" · ") }, row.client) },
   { name: "state", key: (row) => row.state, cell: standing },
-  { name: "accuracy", key: need, cell: served },
+  { name: "accuracy", title: measure, key: need, cell: served },
   { name: "loss", class: "n", key: (row) => row.loss ?? -Infinity, down: true, cell: (row) => number(row.loss) },
   { name: "updates", class: "n", key: (row) => row.updates, cell: (row) => h("span", { title: "updates that count / times selected" }, `${row.updates} / ${row.asked}`) },
   { name: "coefficient", class: "n", key: (row) => row.coefficient ?? -Infinity, down: true, cell: (row) => number(row.coefficient) },
@@ -29,12 +29,13 @@ function standing(row) {
 }
 
 function served(row) {
-  if (row.accuracy == null) return h("span", { class: "faint", title: row.failure }, row.failure || (measure() === "loss" && row.loss != null ? "no accuracy" : "not evaluated"));
-  const worst = newest()?.accuracy;
+  const what = measure(), known = value(row, what), fleet = figures(newest(), what);
+  if (known == null) return h("span", { class: "faint", title: row.failure }, row.failure || (row.evaluated == null ? "not evaluated" : `no ${what}`));
+  const low = fleet && sign(what) * known <= sign(what) * fleet.worst_10 + 1e-12, title = row.failure || `version ${row.evaluated}`;
+  if (what !== "accuracy") return h("div", { class: `meter${low ? " low" : ""}`, title }, h("b", null, number(known)));
   const fill = h("div", { class: "fill" });
-  fill.style.width = `${100 * row.accuracy}%`;
-  const low = worst && row.accuracy <= worst.worst_10 + 1e-12;
-  return h("div", { class: `meter${low ? " low" : ""}`, title: row.failure || `version ${row.evaluated}` }, h("div", { class: "track" }, fill), h("b", null, percent(row.accuracy)));
+  fill.style.width = `${100 * known}%`;
+  return h("div", { class: `meter${low ? " low" : ""}`, title }, h("div", { class: "track" }, fill), h("b", null, percent(known)));
 }
 
 function conflicts(row) {
@@ -52,7 +53,7 @@ function head() {
   const make = (name, place) => h("span", { role: "columnheader", class: COLUMNS[place].class }, h("button", { type: "button", onclick: () => choose(COLUMNS[place]) }));
   keyed($("table-head"), COLUMNS.map((column) => column.name), make, (cell, name, place) => {
     const mine = COLUMNS[place] === sorted.column, button = cell.firstChild;
-    button.textContent = `${name}${mine ? (sorted.down ? " ↓" : " ↑") : ""}`;
+    button.textContent = `${COLUMNS[place].title?.() ?? name}${mine ? (sorted.down ? " ↓" : " ↑") : ""}`;
     if (mine) button.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
     else button.removeAttribute("aria-sort");
   });
@@ -65,6 +66,7 @@ function choose(column) {
 }
 
 export function draw() {
+  head();
   const key = sorted.column.key, sign = sorted.down ? -1 : 1;
   const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (row) => words.every((word) => `${row.client} ${row.device} ${row.software} ${row.state} ${row.not_selected_because ? "not selected" : ""}`.toLowerCase().includes(word));

@@ -1,10 +1,10 @@
 // What the server has told so far. A message has only what changed; the first one, and one of a server that was restarted, has all.
-export const state = { status: null, clients: new Map(), rounds: [], evaluations: [], events: [], skew: 0 };
+export const state = { status: null, clients: new Map(), rounds: [], evaluations: [], server_evaluations: [], events: [], skew: 0 };
 
-const LIMITS = { rounds: 200, evaluations: 400, events: 200 };
+const LIMITS = { rounds: 200, evaluations: 400, server_evaluations: 400, events: 200 };
 
 export function apply(message) {
-  if (message.whole) Object.assign(state, { clients: new Map(), rounds: [], evaluations: [], events: [] });
+  if (message.whole) Object.assign(state, { clients: new Map(), rounds: [], evaluations: [], server_evaluations: [], events: [] });
   state.status = message.status;
   state.skew = message.now - Date.now() / 1000; // the server's clock need not be ours
   for (const row of message.clients) state.clients.set(row.client, row);
@@ -15,12 +15,25 @@ export function apply(message) {
   for (const [name, limit] of Object.entries(LIMITS)) state[name] = [...state[name], ...message[name]].slice(-limit);
 }
 
-export const evaluated = () => state.evaluations.filter((entry) => entry.loss); // others gave no result at all
+export const evaluated = () => state.evaluations.filter((entry) => entry.outcomes.reported); // others gave no result at all
 export const newest = () => evaluated().at(-1);
-export const measure = () => (newest()?.accuracy ? "accuracy" : "loss"); // what clients are compared by
 
-/** The worst served first: by accuracy, else by loss; those that nothing is known of come last. */
+const BUILT_IN = ["accuracy", "loss"];
+
+/** What clients are compared by: the server's choice. */
+export const measure = () => state.status?.measure || (newest()?.accuracy || !newest() ? "accuracy" : "loss");
+/** 1: higher values are better; −1: lower ones. */
+export const sign = (what) => (what === "accuracy" ? 1 : what === "loss" ? -1 : figures(evaluated().findLast((entry) => figures(entry, what)), what)?.better === "lower" ? -1 : 1);
+/** The figures of a measure over the clients, in an evaluation. */
+export const figures = (entry, what) => (BUILT_IN.includes(what) ? entry?.[what] : entry?.measures?.[what]) ?? undefined;
+/** A client's newest value of a measure. */
+export const value = (row, what) => (BUILT_IN.includes(what) ? row[what] : row.measures?.[what]) ?? null;
+/** The measures of the newest evaluation beside loss and accuracy. */
+export const own = () => Object.keys(newest()?.measures ?? {});
+
+/** The worst served first, by what clients are compared by; then by loss; those that nothing is known of come last. */
 export function need(row) {
-  if (row.accuracy != null) return row.accuracy;
-  return row.loss != null ? 1e6 - row.loss : Infinity;
+  const what = measure(), known = value(row, what);
+  if (known != null) return sign(what) * known;
+  return row.loss != null ? 1e36 - row.loss : Infinity;
 }

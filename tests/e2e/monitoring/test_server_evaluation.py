@@ -1,0 +1,143 @@
+"""The server evaluates versions on test data of its own, in a process that may fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+from fairfleet.proto.v1 import operator_pb2 as pb
+from tests.support.fleet import Fleet, free_port, until
+from tests.support.scraping import get, scrape, series
+
+TASK = "samples.measured_tasks:held_out"
+SELECT = "select version, evaluation, failure from server_evaluations order by version"
+
+
+def begin(fleet: Fleet, *, trouble: str = "none", **settings: Any) -> None:
+    if not fleet.state.exists():
+        fleet.init()
+    trace, options = fleet.folder / "trace", {"trouble": trouble}
+    options |= {"trace": str(trace), "size": str(fleet.size)}
+    defaults = {"evaluation__task": TASK, "round__evaluate_every": 1, "rounds": 3}
+    defaults |= {f"evaluation__options__{name}": value for name, value in options.items()}
+    fleet.start_server(**defaults | settings)
+
+
+def train(fleet: Fleet) -> None:
+    for name in ("ann", "bob"):
+        fleet.start_client(name, step_seconds=0.2)
+
+
+def evaluated(fleet: Fleet) -> dict[int, tuple[dict[str, Any] | None, str]]:
+    return {
+        version: (json.loads(text) if text else None, failure)
+        for version, text, failure in fleet.query(SELECT)
+    }
+
+
+def traced(fleet: Fleet) -> list[tuple[int, int]]:
+    """Return process and version of each evaluation on the server's data."""
+    lines = (fleet.folder / "trace").read_text().splitlines()
+    return [(int(process), int(version)) for process, version in map(str.split, lines)]
+
+
+def test_committed_versions_are_evaluated_on_the_servers_own_data(fleet: Fleet) -> None:
+    port = free_port()
+    begin(fleet, http__port=port, tensorboard=fleet.folder / "board")
+    events = fleet.watch()
+    train(fleet)
+    until(lambda: 3 in evaluated(fleet), "the last version to be evaluated")
+    measures, failure = evaluated(fleet)[3]
+    assert failure == ""
+    assert measures is not None
+    assert abs(measures["measures"]["auc"]["value"] - 0.3) < 1e-6
+    until(
+        lambda: any(event.HasField("server_evaluated") and event.round == 3 for event in events),
+        "the event",
+    )
+    name = series("fairfleet_server_evaluation_version")
+    until(lambda: scrape(port).get(name) == 3, "the metrics")
+    assert abs(scrape(port)[series("fairfleet_server_measure", measure="auc")] - 0.3) < 1e-6
+    page = json.loads(get(f"http://127.0.0.1:{port}/api/state")[1])
+    assert page["server_evaluations"][-1]["version"] == 3
+    assert any((fleet.folder / "board").iterdir())
+    assert any("own test data: auc 0.3000" in entry["text"] for entry in page["events"])
+
+
+def test_a_restarted_server_does_not_evaluate_again_what_is_recorded(fleet: Fleet) -> None:
+    begin(fleet, rounds=2)
+    train(fleet)
+    until(lambda: 2 in evaluated(fleet), "the last version to be evaluated")
+    before = traced(fleet)
+    assert fleet.stop_server() == 0
+    begin(fleet, rounds=3)
+    until(lambda: 3 in evaluated(fleet), "the next version to be evaluated")
+    versions = [version for _, version in traced(fleet)]
+    assert versions == [*(version for _, version in before), 3]
+
+
+def test_a_killed_worker_is_replaced_and_no_round_waits_for_it(fleet: Fleet) -> None:
+    begin(fleet, rounds=20)
+    train(fleet)
+    until(lambda: traced(fleet), "a first evaluation")
+    victim = traced(fleet)[0][0]
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: any(process != victim for process, _ in traced(fleet)), "another worker")
+    until(lambda: fleet.status().phase == pb.PHASE_FINISHED, "the end")
+    until(lambda: evaluated(fleet).get(20, (None, ""))[0], "the last version to be evaluated")
+
+
+def test_a_version_that_kills_its_worker_twice_has_failed_and_training_goes_on(
+    fleet: Fleet,
+) -> None:
+    begin(fleet, trouble="dies", evaluation__every=2, rounds=4)
+    train(fleet)
+    until(lambda: 4 in evaluated(fleet), "the last version to be evaluated")
+    results = evaluated(fleet)
+    assert results[4][0] is not None
+    if 2 in results:  # else a newer version took its place
+        assert results[2] == (None, "the worker process died: it ended by signal 9, 2 times")
+        assert [version for _, version in traced(fleet)].count(2) == 2
+
+
+def test_a_failed_or_endless_evaluation_is_recorded_with_its_reason(fleet: Fleet) -> None:
+    begin(fleet, trouble="hang", evaluation__deadline_seconds=0.5, rounds=2)
+    train(fleet)
+    until(lambda: 2 in evaluated(fleet), "the last version to have failed")
+    said = "it took longer than evaluation.deadline_seconds: 0.5 s"
+    assert evaluated(fleet)[2] == (None, said)
+    assert f"version 2 could not be evaluated here: {said}" in fleet.log("server.log")
+
+
+def test_a_mistake_in_the_task_is_told_before_the_server_serves(fleet: Fleet) -> None:
+    model = fleet.init()
+    words = ["server", "--listen", fleet.address, "--model", str(model), "--set", "http.port=0"]
+    for task, options, said in (
+        (
+            "samples.measured_tasks:broken",
+            [],
+            "ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        ("no_such_tasks:task", [], "--evaluate-task no_such_tasks:task: no module"),
+        (
+            "samples.measured_tasks",
+            [],
+            "--evaluate-task 'samples.measured_tasks' is not of the form module:name",
+        ),
+        ("samples.measured_tasks:measured", ["size=7"], "has another model than the federation"),
+        ("samples.measured_tasks:measured", ["tested=0"], "has no test data"),
+        (
+            "samples.measured_tasks:measured",
+            ["nonsense=1"],
+            "options are given as --evaluate-option",
+        ),
+    ):
+        state = fleet.folder / f"state-{abs(hash((task, *options)))}"
+        flags = [word for option in options for word in ("--evaluate-option", option)]
+        done = fleet.run(*words, "--state-dir", str(state), "--evaluate-task", task, *flags)
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "serving on" not in done.stdout
