@@ -37,7 +37,11 @@ def test_a_federation_with_auc_only_stops_when_its_worst_tenth_is_good_enough(
     clients = {"ann": {"offset": 0.1}, "bob": {}}
     begin(fleet, clients=clients, measure="auc", end__worst_10_percent=0.45)
     status = finished(fleet)
-    assert (status.version, status.measure) == (5, "auc")  # bob has 0.5 at version 5
+    assert (status.version, status.measure, status.best_version) == (
+        5,
+        "auc",
+        5,
+    )  # bob has 0.5 at version 5
     assert "the worst-served tenth reached auc 0.5; 0.45 was the target" in fleet.log("server.log")
     lines = fleet.run("status", "--server", fleet.address)
     assert "auc" in lines.stdout
@@ -49,10 +53,14 @@ def test_a_federation_with_auc_only_stops_when_its_worst_tenth_is_good_enough(
 
 
 def test_a_measure_of_which_lower_is_better_stops_at_a_plateau(fleet: Fleet) -> None:
-    options = {"measure": "mae", "direction": "lower", "slope": 0, "offset": 6, "most": 10}
+    options = {"measure": "mae", "direction": "lower", "slope": 1, "offset": 5, "most": 10}
     begin(fleet, clients={"ann": options, "bob": options}, measure="mae", end__plateau=2)
-    assert finished(fleet).version == 3
+    status = finished(fleet)
+    assert (status.version, status.best_version) == (3, 1)  # the error grows with each version
     assert "no better worst-served tenth than mae 6" in fleet.log("server.log")
+    kept = {record.version: record for record in fleet.operator().Models(pb.ModelsRequest())}
+    assert [(score.measure, score.mean) for score in kept[1].scores] == [("mae", 6.0)]
+    assert "best" in kept[1].kept_because
 
 
 def test_a_plateau_is_one_of_the_loss_where_no_client_reports_an_accuracy(fleet: Fleet) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from fairfleet.common.reports import Evaluation
+from fairfleet.common.reports import Evaluation, lower
 from fairfleet.server.rounds.version_ranking import (
     best_version,
     chosen_measure,
-    values_of,
     version_scores,
 )
 
 
 def scores(*accuracies: float) -> dict[str, object]:
-    return dict(version_scores({"accuracy": value, "loss": 1 - value} for value in accuracies))
+    return dict(
+        version_scores(
+            Evaluation(samples=1, accuracy=value, loss=1 - value) for value in accuracies
+        )
+    )
 
 
 def test_the_version_that_serves_the_worst_tenth_best_is_the_best() -> None:
@@ -31,14 +34,22 @@ def test_of_equal_versions_the_earliest_is_the_best() -> None:
 
 
 def test_accuracy_is_the_measure_where_anybody_reports_it_and_loss_elsewhere() -> None:
-    with_accuracy = version_scores([values_of(Evaluation(samples=1, loss=2.0, accuracy=0.5))])
-    without = version_scores([values_of(Evaluation(samples=1, loss=0.1))])
+    with_accuracy = version_scores([Evaluation(samples=1, loss=2.0, accuracy=0.5)])
+    without = version_scores([Evaluation(samples=1, loss=0.1)])
     assert chosen_measure([without, with_accuracy]) == "accuracy"
     assert chosen_measure([without]) == "loss"
     assert chosen_measure([{}]) is None
 
 
 def test_a_version_without_the_measure_is_never_the_best() -> None:
-    without = version_scores([{"loss": 0.0}])
+    without = version_scores([Evaluation(samples=1, loss=0.0)])
     assert best_version({1: without, 2: scores(0.1)}, "accuracy") == 2
     assert best_version({1: without}, "accuracy") is None
+
+
+def test_a_measure_of_which_lower_is_better_ranks_the_other_way_round() -> None:
+    good, bad = (
+        version_scores([Evaluation(samples=1, measures={"mae": lower(value)})])
+        for value in (2.0, 3.0)
+    )
+    assert best_version({1: bad, 2: good}, "mae") == 2

@@ -16,7 +16,7 @@ from fairfleet.common.errors import LimitReached
 from fairfleet.common.wire import MEASUREMENTS, direction_out, report_out
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.rounds.state_machine import Round
-from fairfleet.server.rounds.version_scores import MeasureScore
+from fairfleet.server.rounds.version_ranking import VersionScore
 from fairfleet.server.storage.improvement import MeasuredStep
 from fairfleet.server.storage.round_record import Contribution, CutOffClient, RoundRecord
 from fairfleet.server.storage.store import StoredUpdate
@@ -91,9 +91,15 @@ def step_measured_message(step: MeasuredStep) -> pb.StepMeasured:
     return pb.StepMeasured(round=step.round, measured=measured)
 
 
-def score_message(score: MeasureScore) -> pb.VersionScore:
+def score_message(score: VersionScore) -> pb.VersionScore:
     """Return the message of a version's score."""
-    return pb.VersionScore(**{**score._asdict(), "direction": direction_out(score.direction)})
+    return pb.VersionScore(
+        measure=score.measure,
+        direction=direction_out("higher" if score.higher_is_better else "lower"),
+        mean=score.mean,
+        worst_10_percent=score.worst_10_percent,
+        clients=score.clients,
+    )
 
 
 def record_message(record: RoundRecord, diagnostics_json: str | None = None) -> pb.RoundRecord:

@@ -101,7 +101,9 @@ class RoundRunner:
         self.privacy_budget = (
             PrivacyBudget(store, settings.privacy, recipe) if settings.privacy else None
         )
-        self.kept_versions = KeptVersions(store, settings.keep_models)
+        self.kept_versions = KeptVersions(
+            store, settings.keep_models, lambda: self.scheduler.scores.measure
+        )
         self._result: PublishedModel | None = None
         self._minimum_clients = settings.round.minimum_clients
         self.revoked = store.revoked()  # clients, with the reason
@@ -252,7 +254,8 @@ class RoundRunner:
             self.emit(**announcement)
         for before, _, after in facts:
             if before.phase is Phase.EVALUATING and after.phase is not Phase.EVALUATING:
-                if self.evaluation.reported and (score := self.scheduler.scores.newest_score()):
+                scores = self.kept_versions.scores(before.number)
+                if score := scores.get(self.scheduler.scores.measure):
                     self.evaluation.score.CopyFrom(score_message(score))
                 self.events.emit(before.number, evaluation_finished=self.evaluation)
                 self.evaluation = pb.EvaluationFinished()  # the next one may select nobody

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fairfleet.common import fairness
-from fairfleet.common.reports import Evaluation
+from fairfleet.common.reports import Evaluation, Measure
 
 ACCURACY, LOSS = "accuracy", "loss"
-HIGHER_IS_BETTER = {ACCURACY: True, LOSS: False}
 
 
 @dataclass(frozen=True)
@@ -36,22 +35,17 @@ class VersionScore:
 Scores = Mapping[str, VersionScore]  # of one version, by measure
 
 
-def values_of(evaluation: Evaluation) -> dict[str, float]:
-    """Return the measures that one client reports of the federation's model."""
-    values = {ACCURACY: evaluation.accuracy, LOSS: evaluation.loss}
-    return {measure: value for measure, value in values.items() if value is not None}
+def version_scores(reported: Iterable[Evaluation]) -> dict[str, VersionScore]:
+    """Return the scores of one version by measure, given what each client reported.
 
-
-def version_scores(reported: Iterable[Mapping[str, float]]) -> dict[str, VersionScore]:
-    """Return the scores of one version, given the measures that each client reported.
-
-    >>> version_scores([{"loss": 0.5}, {"loss": 2.0}])["loss"].worst_10_percent
+    >>> reported = [Evaluation(samples=1, loss=loss) for loss in (0.5, 2.0)]
+    >>> version_scores(reported)["loss"].worst_10_percent
     2.0
     """
-    by_measure: dict[str, list[float]] = {}
-    for values in reported:
-        for measure, value in values.items():
-            by_measure.setdefault(measure, []).append(value)
+    by_measure: dict[str, list[Measure]] = {}
+    for evaluation in reported:
+        for name, figure in evaluation.figures().items():
+            by_measure.setdefault(name, []).append(figure)
     return {measure: _score(measure, values) for measure, values in sorted(by_measure.items())}
 
 
@@ -71,7 +65,8 @@ def best_version(scores: Mapping[int, Scores], measure: str) -> int | None:
     return max(ranks, key=ranks.__getitem__, default=None)
 
 
-def _score(measure: str, values: Sequence[float]) -> VersionScore:
-    higher = HIGHER_IS_BETTER[measure]
+def _score(measure: str, figures: Sequence[Measure]) -> VersionScore:
+    higher = figures[0].direction == "higher"  # all clients report the same direction
+    values = [figure.value for figure in figures]
     worst = fairness.worst(values, 10, higher_is_better=higher)
     return VersionScore(measure, higher, fairness.mean(values), worst, len(values))

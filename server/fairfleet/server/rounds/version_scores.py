@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Set
-from typing import NamedTuple
 
 from fairfleet.common.errors import BadRequest, short
-from fairfleet.common.fairness import mean, worst
+from fairfleet.common.fairness import worst
 from fairfleet.common.reports import BUILT_IN, MEASURE_NAME, Better, Evaluation
 from fairfleet.server.rounds.stopping import StopConditions
 
@@ -28,16 +27,6 @@ def check_measure_setting(name: str) -> str:
             "tasks report: 1 to 32 of a-z, 0-9 and _, beginning with a letter"
         )
     return name
-
-
-class MeasureScore(NamedTuple):
-    """How one version does by one measure, over the clients that report it."""
-
-    measure: str
-    direction: Better
-    mean: float
-    worst_10_percent: float
-    clients: int
 
 
 class VersionScores:
@@ -144,15 +133,6 @@ class VersionScores:
     def direction_of(self, name: str) -> Better:
         """Return which values of a measure are better; "lower" if it was never reported."""
         return self._directions.get(name, "lower")
-
-    def newest_score(self) -> MeasureScore | None:
-        """Return the score of the newest evaluated version; None if no client has the measure."""
-        name = self.measure
-        values = list(self._newest[1].get(name, {}).values())
-        if not values:
-            return None
-        tenth = self._newest_tenths()[name]
-        return MeasureScore(name, self.direction, mean(values), tenth, len(values))
 
     def worst_tenths(self) -> list[float]:
         """Return the measure's mean over the worst-served tenth, by evaluated version in order."""

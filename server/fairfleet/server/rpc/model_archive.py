@@ -10,9 +10,9 @@ from dataclasses import asdict
 from fairfleet.common import wire
 from fairfleet.common.codecs import CHUNK_BYTES
 from fairfleet.common.errors import BadRequest, NotKept, short
-from fairfleet.proto.v1 import fleet_pb2
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.coordinator import Coordinator
+from fairfleet.server.federation.event_stream import score_message
 from fairfleet.server.rounds.version_ranking import VersionScore
 from fairfleet.server.storage.evaluation_queries import server_evaluations_of
 from fairfleet.server.storage.files.exported_model import ExportedModel
@@ -40,7 +40,7 @@ class ModelArchive:
                 size_bytes=await asyncio.to_thread(self._size_of, model),
                 unix_seconds=times.get(model.version, 0.0),
                 kept_because=self._state.kept_versions.reasons(model.version, newest, best),
-                scores=[_score_out(score) for score in self._scores(model.version)],
+                scores=[score_message(score) for score in self._scores(model.version)],
             )
             if evaluation := evaluations.get(model.version):
                 record.server_evaluation.CopyFrom(wire.evaluation_out(evaluation))
@@ -120,17 +120,6 @@ class ModelArchive:
 
 def _without_name(score: VersionScore) -> dict[str, object]:
     return {key: value for key, value in asdict(score).items() if key != "measure"}
-
-
-def _score_out(score: VersionScore) -> pb.VersionScore:
-    higher, lower = fleet_pb2.DIRECTION_HIGHER, fleet_pb2.DIRECTION_LOWER
-    return pb.VersionScore(
-        measure=score.measure,
-        direction=higher if score.higher_is_better else lower,
-        mean=score.mean,
-        worst_10_percent=score.worst_10_percent,
-        clients=score.clients,
-    )
 
 
 async def _file_chunks(file: ExportedModel, version: int) -> AsyncIterator[pb.FileChunk]:

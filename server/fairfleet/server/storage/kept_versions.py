@@ -8,14 +8,13 @@ is always kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fairfleet.common.reports import Evaluation
 from fairfleet.server.rounds.version_ranking import (
     VersionScore,
     best_version,
     chosen_measure,
-    values_of,
     version_scores,
 )
 from fairfleet.server.storage.evaluation_queries import evaluations_of_kept_models
@@ -28,36 +27,37 @@ NO_SCORES: Mapping[str, VersionScore] = {}
 class KeptVersions:
     """The versions whose models are on the disk, with their scores."""
 
-    def __init__(self, store: ModelTable, keep: int) -> None:
-        """`keep` is how many of the newest versions are kept. `reload` comes first."""
-        self._store, self._keep = store, keep
+    def __init__(
+        self, store: ModelTable, keep: int, measure: Callable[[], str] = lambda: ""
+    ) -> None:
+        """`keep` is how many of the newest versions are kept. `reload` comes first.
+
+        `measure` returns by what versions are compared; empty: by accuracy, else by loss.
+        """
+        self._store, self._keep, self._measure = store, keep, measure
         self._versions = set[int]()
         self._scores: dict[int, Mapping[str, VersionScore]] = {}
-        self._evaluated, self._reported = INITIAL, list[dict[str, float]]()
+        self._evaluated, self._reported = INITIAL, list[Evaluation]()
 
     def reload(self) -> None:
         """Read from the database which versions are kept, and their evaluations."""
         self._versions = {stored.version for stored in self._store.kept_models()}
         evaluations = evaluations_of_kept_models(self._store)
-        reported = {
-            version: [values_of(evaluation) for evaluation in results]
-            for version, results in evaluations.items()
-        }
-        self._scores = {version: version_scores(values) for version, values in reported.items()}
+        self._scores = {version: version_scores(row) for version, row in evaluations.items()}
         # The evaluation of the newest version may still be under way.
-        self._evaluated = max(reported, default=INITIAL)
-        self._reported = reported.get(self._evaluated, [])
+        self._evaluated = max(evaluations, default=INITIAL)
+        self._reported = evaluations.get(self._evaluated, [])
 
     def evaluated(self, version: int, evaluation: Evaluation) -> None:
         """Count a client's evaluation of the newest version."""
         if version != self._evaluated:
             self._evaluated, self._reported = version, []
-        self._reported.append(values_of(evaluation))
+        self._reported.append(evaluation)
         self._scores[version] = {}  # to be computed again
 
     def measure(self) -> str | None:
         """Return the measure by which versions are compared; None if nothing was evaluated."""
-        return chosen_measure(self.scores(version) for version in self._scores)
+        return self._measure() or chosen_measure(self.scores(version) for version in self._scores)
 
     def scores(self, version: int) -> Mapping[str, VersionScore]:
         """Return the scores of a version by measure; empty if it was not evaluated."""
@@ -75,7 +75,7 @@ class KeptVersions:
             for version in self._scores
             if version in self._versions and version != under_evaluation
         }
-        measure = chosen_measure(complete.values())
+        measure = self._measure() or chosen_measure(complete.values())
         return None if measure is None else best_version(complete, measure)
 
     def pinned(self) -> set[int]:
