@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.metadata import version
 from typing import Any
 
@@ -10,8 +11,10 @@ import grpc
 
 from fairfleet.common.features import CLIENT_FEATURES, FEATURES
 from fairfleet.proto.v1 import fleet_pb2 as pb
+from tests.support.attacks import careless_server
 from tests.support.device import Device
-from tests.support.fleet import Fleet, free_port, until
+from tests.support.fleet import PROGRAM, Fleet, free_port, until
+from tests.support.paths import ROOT
 from tests.support.refusals import refused
 from tests.support.scraping import get
 
@@ -151,3 +154,24 @@ def test_the_page_shows_who_is_not_selected(fleet: Fleet) -> None:
         return str({row["client"]: row for row in state["clients"]}["old"]["not_selected_because"])
 
     assert "lacks measures" in until(reason, "the reason")
+
+
+def test_a_client_declines_a_task_that_requires_a_feature_it_does_not_have(fleet: Fleet) -> None:
+    """No server of ours sends such a task; a client must not train something else then."""
+    fleet.init()
+    fleet.program = [sys.executable, "-m", careless_server.__name__]
+    fleet.environment = {"PYTHONPATH": str(ROOT)}
+    fleet.start_server(round__minimum_clients=1, round__evaluate_every=1)
+    fleet.program, fleet.environment = PROGRAM, {}
+    client = fleet.start_client("device")
+    refusal = f"lacks {careless_server.FEATURE}; install a newer fairfleet"
+    until(
+        lambda: (
+            f"cannot do train/0/0/device: this client (fairfleet {version('fairfleet')}) "
+            f"{refusal}" in fleet.log("server.log")
+        ),
+        "the refusal",
+    )
+    assert refusal in fleet.log("device.log")
+    assert client.poll() is None
+    assert fleet.query("select * from updates") == []

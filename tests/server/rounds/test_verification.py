@@ -19,7 +19,9 @@ from fairfleet.common.chunk_stream import Decoder, digest_of
 from fairfleet.common.codecs import codec_named, is_exact, round_to, steady_codec
 from fairfleet.common.errors import BadRequest
 from fairfleet.common.tensors import Arrays, Model, Vector, add_change
+from fairfleet.common.training_plan import Plan
 from fairfleet.server.aggregation.results import ServerState
+from fairfleet.server.federation.clients.feature_requirements import required_features
 from fairfleet.server.federation.clients.sessions import ClientDescription, Sessions
 from fairfleet.server.federation.model_committer import CommitterOptions, ModelCommitter
 from fairfleet.server.federation.staged_model import StepProposal
@@ -227,6 +229,17 @@ def test_only_clients_that_can_decode_the_step_are_selected(proposing: Proposing
     assert StepVerification(proposing(1), {}).to_ask(
         ["both", "plain", "blind"], sessions, "raw32"
     ) == {"both", "plain"}
+
+
+def test_only_clients_with_the_required_features_are_selected(proposing: Proposing) -> None:
+    sessions = Sessions(1.0, 9, 0)
+    for name, features in (("new", frozenset({"counts"})), ("old", frozenset[str]())):
+        member = ClientDescription(name, name, "cpu", 1, 1, ("raw32",), True, features=features)
+        sessions.join(member, 0.0)
+    requirements = required_features(Plan(), always=["counts"])
+    assert StepVerification(proposing(1), {}).to_ask(
+        ["new", "old"], sessions, "raw32", requirements
+    ) == {"new"}
 
 
 def test_a_lengthened_line_search_without_answers_falls_back_to_the_usual_step() -> None:

@@ -139,9 +139,12 @@ class ServerConnection:
         return self._entered
 
     def _check_federation(self) -> None:
-        entered = self._entered
-        if entered is not None and entered.federation_id != self.joined.federation_id:
-            raise FederationChanged(self.address, entered, self.joined)
+        entered, joined = self._entered, self.joined
+        if entered is not None and entered.federation_id != joined.federation_id:
+            # A fence of the former federation means nothing: the next Join is the first one here.
+            self._join_request.since = 0
+            self._forget(joined.session)
+            raise FederationChanged(self.address, entered, joined)
 
     def next_task(
         self,
@@ -389,5 +392,6 @@ class ServerConnection:
                 self._join_request.since = self._join_request.since or self.joined.fence
                 self._has_joined = True
                 log.info("joined %s at %s", self.joined.federation, self.address)
-            self._check_federation()
-            return self.joined.session
+            session = self.joined.session
+        self._check_federation()
+        return session

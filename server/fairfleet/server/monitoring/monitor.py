@@ -185,4 +185,5 @@ class Monitor:
             asked=times_asked,
             asked_round=asked_round,
             seen_unix=history.heard.get(client),
+            software=self._federation.book.software_of(client).software,
         )

@@ -65,6 +65,14 @@ function choose(column) {
   draw();
 }
 
+/** How many clients have which software, where they differ: the progress of an upgrade. */
+function versions() {
+  const counts = new Map();
+  for (const row of state.clients.values()) if (row.software) counts.set(row.software, (counts.get(row.software) ?? 0) + 1);
+  if (counts.size < 2) return "";
+  return ` · ${[...counts].sort((one, other) => other[1] - one[1]).map(([name, count]) => `${count} with ${name}`).join(", ")}`;
+}
+
 export function draw() {
   head();
   const key = sorted.column.key, sign = sorted.down ? -1 : 1;
@@ -74,7 +82,7 @@ export function draw() {
   keyed.sort(([one, a], [other, b]) => sign * (typeof one === "string" ? names.compare(one, other) : one < other ? -1 : one > other ? 1 : 0) || names.compare(a.client, b.client));
   rows = keyed.map(([, row]) => row);
   const all = state.clients.size;
-  text("clients-count", rows.length === all ? plural(all, "client") : `${rows.length} of ${plural(all, "client")}`);
+  text("clients-count", rows.length === all ? `${plural(all, "client")}${versions()}` : `${rows.length} of ${plural(all, "client")}`);
   $("table-space").style.height = `${Math.max(1, rows.length) * HEIGHT}px`;
   $("table-scroll").classList.toggle("short", rows.length < 12);
   show();
