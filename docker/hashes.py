@@ -54,7 +54,7 @@ def layers() -> dict[str, list[str]]:
     project = settings["project"]
     return {
         "core": requirements(project, []),
-        "server": requirements(project, ["server"]),
+        "server": requirements(project, ["server", "privacy"]),
         "lab": requirements(project, ["lab"]),
         "torch": TORCH_NEEDS,
         "build": settings["build-system"]["requires"],

@@ -50,6 +50,7 @@ def events(round_: Round) -> Iterator[Event]:
             state_machine.Evaluated,
             state_machine.ClientLost,
             state_machine.ClientRevoked,
+            state_machine.ClientRetired,
         ):
             yield kind(client)
         yield state_machine.ClientLost(client, gave_up=True)

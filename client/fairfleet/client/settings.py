@@ -107,6 +107,14 @@ class ClientSettings(Settings):
         description="smallest noise multiplier with which an update may leave this machine "
         "(docs/privacy.md)",
     )
+    max_epsilon: PositiveFloat | None = Field(
+        default=None,
+        description="largest epsilon of all that this client releases, over all federations; it "
+        "retires before a release that would exceed it (docs/privacy.md). Default: no limit",
+    )
+    delta: float = Field(
+        default=1e-5, gt=0, lt=1, description="delta of max_epsilon; well below 1 / clients"
+    )
     send_error_text: bool = Field(
         default=False,
         description="send the text of a task's error to the server too, which may quote the data; "
@@ -116,6 +124,11 @@ class ClientSettings(Settings):
         default=None,
         description=".safetensors file for the model: replaced at each evaluation and at the end, "
         "as far as the federation's terms allow; default: none",
+    )
+    error_feedback: bool = Field(
+        default=True,
+        description="keep on disk what updates lost to their codec, and send it later, where the "
+        "server wants it; false saves writes (docs/edge.md)",
     )
     metrics: str | None = Field(
         default=None,

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from fairfleet.common.cli.settings import Settings
-from fairfleet.common.codecs import codec_named
+from fairfleet.common.codecs import FeedbackSetting, codec_named
 from fairfleet.common.errors import BadRequest
 from fairfleet.common.names import check_name
 from fairfleet.common.training_plan import LossMeasurement, LossPlan, Plan
@@ -92,8 +92,10 @@ class ServerEvaluationSettings(SettingsSection):
 class CompressionSettings(SettingsSection):
     """How updates and models are compressed."""
 
-    error_feedback: bool = Field(
-        default=True, description="add what a lossy codec omits to the next update"
+    error_feedback: FeedbackSetting = Field(
+        default="auto",
+        description="add what a lossy codec omits to the next update; auto: for biased codecs "
+        "only, so not for int8 and int4",
     )
     prediction: bool = Field(
         default=True,

@@ -10,6 +10,7 @@ import pytest
 from fairfleet.client.agent.agent import Agent
 from fairfleet.client.agent.counters import ClientCounters
 from fairfleet.client.agent.uploader import UpdateUploader
+from fairfleet.client.privacy import Allowance, ReleaseLedger
 from fairfleet.client.update.spool import Spool
 from fairfleet.common import wire
 from fairfleet.common.errors import BadRequest, Corrupted, NotKept, Refused, Superseded, UsageError
@@ -100,7 +101,7 @@ REPORTS = ReportTerms(noise_multiplier=1.0, loss_bound=5.0, gradient_bound=5.0)
 class RecordingConnection:
     """A connection that records its requests, to a server with these privacy terms."""
 
-    stopped = False
+    stopped, federation_id = False, "f"
 
     def __init__(self, privacy: pb.Privacy | None = None) -> None:
         self.joined = pb.JoinResponse(federation="f", privacy=privacy)
@@ -159,6 +160,7 @@ def test_an_unsent_update_with_less_noise_than_now_required_is_not_even_announce
         connection,  # type: ignore[arg-type]
         spool,
         ClientCounters(),
+        Allowance(ReleaseLedger(tmp_path)),
         least_noise,
     )
     if when == "at the start":

@@ -33,7 +33,12 @@ class Client:
         return Spool(self.folder)
 
     def write(
-        self, update: Vector, round_number: int, codec: str = "topk:0.01", federation: str = "f"
+        self,
+        update: Vector,
+        round_number: int,
+        codec: str = "topk:0.01",
+        federation: str = "f",
+        error_feedback: bool = True,
     ) -> SpooledUpdate:
         received = Model.of({"w": update})
         return self.spool.write(
@@ -45,7 +50,7 @@ class Client:
             model_digest="aa",
             codec=codec,
             seed=round_number,
-            error_feedback=True,
+            error_feedback=error_feedback,
         )
 
     def arrives(self, spooled: SpooledUpdate) -> Vector:
@@ -232,3 +237,23 @@ def test_the_loss_of_an_update_that_did_not_count_is_not_adopted_with_the_next(
     )
     counted(client, plain)
     assert not client.residual().any()
+
+
+@pytest.mark.parametrize("codec", ["int8", "raw32", "topk:0.01"])
+def test_a_task_without_error_feedback_forgets_the_residual_for_good(
+    client: Client, codec: str
+) -> None:
+    client.spool.settle(client.write(update(0), 0), counted=True)
+    assert client.residual().any()
+    without = client.write(update(1), 1, codec, error_feedback=False)
+    if codec == "raw32":
+        np.testing.assert_array_equal(client.arrives(without), update(1))
+    client.spool.settle(without, counted=True)
+    assert not list(client.folder.glob("residual*")), "nothing is kept that nothing will send"
+    after = client.write(update(2), 2, "raw32")
+    np.testing.assert_array_equal(client.arrives(after), update(2))
+
+
+def test_without_error_feedback_only_the_update_is_written(client: Client) -> None:
+    client.spool.settle(client.write(update(0), 0, "int8", error_feedback=False), counted=True)
+    assert {file.name for file in client.folder.iterdir()} == {"update.chunks"}

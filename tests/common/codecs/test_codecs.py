@@ -19,6 +19,7 @@ from fairfleet.common.codecs import (
     codec_named,
     needs,
     roundtrip,
+    uses_error_feedback,
 )
 from fairfleet.common.codecs.quantized import FRACTION, quantize
 from fairfleet.common.errors import BadRequest, WrongState
@@ -225,6 +226,33 @@ def test_topk_writes_its_positions_the_shorter_way(share: float) -> None:
         len(codec_named(f"topk:{share}").encode(values)) - 5 - 2 * int(np.ceil(share * len(values)))
     )
     assert positions <= min(len(values) / 8, 1.1 * share * len(values) + len(values) / 255) + 1
+
+
+def mean_errors(name: str, seeds: int) -> tuple[Any, Any]:
+    """Return the mean error of each decoded value over the seeds, and the largest standard error.
+
+    Each standard error by itself says too little: a value near a level is rarely rounded away.
+    """
+    values = np.random.default_rng(5).standard_normal(1024, dtype=np.float32)
+    errors = np.array([through(name, values, seed).astype(np.float64) - values
+                       for seed in range(seeds)])  # fmt: skip
+    return errors.mean(axis=0), errors.std(axis=0).max() / np.sqrt(seeds)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_codec_says_rightly_whether_it_is_unbiased(name: str) -> None:
+    mean, deviation = mean_errors(name, seeds=600)
+    # A thousand values within five standard errors, and the dither's 2^-17 of a step.
+    is_unbiased = bool((np.abs(mean) <= 5 * deviation + 2.0**-16).all())
+    assert codec_named(name).is_unbiased == is_unbiased
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_error_feedback_is_automatic_where_a_codec_is_biased(name: str) -> None:
+    codec = codec_named(name)
+    assert uses_error_feedback("auto", name) == (not codec.is_unbiased or not codec.lossy)
+    assert uses_error_feedback(True, name)
+    assert not uses_error_feedback(False, name)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if codec_named(name).lossy])

@@ -10,8 +10,9 @@ import grpc
 import numpy as np
 import pytest
 
+from fairfleet.common.privacy_costs import report_cost, update_cost
 from fairfleet.proto.v1 import fleet_pb2 as pb
-from fairfleet.server.privacy.accountant import PrivacySpent, epsilon, report_cost, update_cost
+from fairfleet.server.privacy.accountant import PrivacySpent, epsilon
 from tests.support.device import Device
 from tests.support.fleet import Fleet, free_port, until
 from tests.support.scraping import scrape, series
@@ -70,7 +71,7 @@ def test_epsilon_grows_with_rounds_survives_a_kill_and_ends_the_federation(fleet
     at_end = fleet.status()
     assert at_end.privacy.epsilon == pytest.approx(spent(6))
     assert at_end.version == 6
-    assert "could spend epsilon" in fleet.log("server.log")
+    assert "have spent their privacy budget" in fleet.log("server.log")
     metrics = scrape(port)
     assert metrics[series("fairfleet_privacy_epsilon")] == at_end.privacy.epsilon
     assert metrics[series("fairfleet_privacy_delta")] == 1e-5

@@ -15,12 +15,13 @@ from fairfleet.common.errors import BadSettings, TaskFailed, UsageError
 from fairfleet.lab.experiments import runner
 from fairfleet.lab.experiments.experiment import Experiment
 from fairfleet.lab.experiments.federation_builder import build_federation
-from fairfleet.lab.experiments.run_log import Ledger
+from fairfleet.lab.experiments.run_log import Ledger, Run
 from fairfleet.lab.experiments.runner import run
 from fairfleet.lab.experiments.sweep import Sweep
 from fairfleet.lab.experiments.sweep_runner import RunResources, recorded_runs, run_sweep
 from fairfleet.lab.reports.result_rows import result_rows
 from fairfleet.lab.simulation.simulation import Simulation
+from tests.support.paths import ROOT
 from tests.support.samples.sweeps import SMALL, made
 
 NO_CONSOLE = None
@@ -203,3 +204,26 @@ def test_a_file_that_is_no_log_of_runs_is_not_written_to(tmp_path: Path) -> None
                 NO_CONSOLE,
             )
         assert (tmp_path / "list.txt").read_bytes() == content
+
+
+def test_an_experiment_has_error_feedback_for_biased_codecs_unless_it_says_otherwise() -> None:
+    feedback = {
+        codec: Experiment(codec=codec).error_feedback for codec in ("raw32", "int8", "topk:0.1")
+    }
+    assert feedback == {"raw32": True, "int8": False, "topk:0.1": True}
+    auto = Experiment.model_validate({"codec": "int8", "error_feedback": "auto"})
+    assert auto.key() == Experiment(codec="int8").key()
+    assert Experiment(codec="int8", error_feedback=True).key() != auto.key()
+
+
+def test_a_record_of_int8_from_before_the_automatic_choice_had_error_feedback() -> None:
+    """Records leave error feedback out where it is on; a new one without it says so."""
+    path = ROOT / "results" / "compression-fmnist.jsonl"
+    recorded_all = Ledger(path).runs().values()
+    runs = [recorded for recorded in recorded_all if recorded.experiment.codec == "int8"]
+    assert runs
+    assert all(recorded.experiment.error_feedback for recorded in runs)
+    assert all(recorded.experiment.key() == recorded.key for recorded in runs)
+    without = runs[0].model_copy(update={"experiment": Experiment(codec="int8")})
+    again = Run.model_validate_json(without.model_dump_json(exclude_defaults=True))
+    assert not again.experiment.error_feedback

@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairfleet.common.privacy_costs import report_cost, update_cost
 from fairfleet.server.privacy import accountant
-from fairfleet.server.privacy.accountant import (
-    PrivacySpent,
-    SampledRelease,
-    epsilon,
-    report_cost,
-    update_cost,
-)
+from fairfleet.server.privacy.accountant import PrivacySpent, SampledRelease, epsilon
 
 DELTA = 1e-5
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from fairfleet.common.errors import WrongState
 from fairfleet.common.privacy import PrivacyTerms
+from fairfleet.common.privacy_costs import report_cost, update_cost
 from fairfleet.common.reports import Evaluation
-from fairfleet.server.privacy.accountant import PrivacySpent, epsilon, report_cost, update_cost
+from fairfleet.server.privacy.accountant import PrivacySpent, epsilon
 from fairfleet.server.privacy.budget import PrivacyBudget
 from fairfleet.server.privacy.release_queries import MOST_RELEASES
 from fairfleet.server.privacy.settings import PrivacySettings
@@ -115,12 +116,12 @@ def test_the_federation_ends_before_it_could_exceed_max_epsilon(
     store = new_store(tmp_path_factory.mktemp("store"))
     budget = PrivacyBudget(store, PrivacySettings(**CLIENT, max_epsilon=limit), UNIFORM)
     rounds = 0
-    while (reason := budget.reason_to_end(2, 2)) is None:
+    while (reason := budget.too_few_left(["ann"], (), 1)) is None:
         announce(budget, "ann", rounds, b"1")
         rounds += 1
     assert budget.epsilon() <= limit
     assert epsilon(PrivacySpent((rounds + 1) * update_cost(2.0)), 1e-5) > limit
-    assert f"{limit:g} is allowed" in reason
+    assert f"exceed epsilon {limit:g}" in reason
     store.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fairfleet.common.errors import UsageError, WrongState
 from fairfleet.common.privacy import PrivacyTerms
-from fairfleet.server.privacy.accountant import report_cost
+from fairfleet.common.privacy_costs import report_cost
 from fairfleet.server.privacy.budget import PrivacyBudget
 from fairfleet.server.privacy.settings import PrivacySettings
 from fairfleet.server.rounds.state_machine import ModelStored, Phase, Round

@@ -16,6 +16,7 @@ from fairfleet.server.rounds.state_machine import (
     ALL_ROUNDS_DONE,
     Aggregate,
     ClientLost,
+    ClientRetired,
     ClientRevoked,
     ClientsChosen,
     DeadlinePassed,
@@ -103,6 +104,22 @@ def test_the_update_of_a_revoked_client_is_removed_while_updates_are_collected()
         policy=policy,
     )
     assert after(alone, ClientRevoked("bad"), policy=policy).phase is Phase.WAITING
+
+
+def test_a_round_waits_neither_for_a_retired_client_nor_for_another_in_its_place() -> None:
+    policy = Policy(rounds=10, minimum_clients=2, quorum=1.0)
+    training = after(
+        Round(0), ClientsChosen(clients("a", "b", "c")), UpdateStored("a"), policy=policy
+    )
+    waiting = after(training, ClientRetired("c"), policy=policy)
+    assert (waiting.phase, waiting.asked, waiting.wanted) == (Phase.TRAINING, clients("b"), 2)
+    done = after(waiting, UpdateStored("b"), policy=policy)
+    assert (done.phase, done.received) == (Phase.AGGREGATING, clients("a", "b"))
+
+
+def test_the_update_of_a_client_that_retires_after_it_counts() -> None:
+    training = after(Round(0), ClientsChosen(clients("a", "b")), UpdateStored("a"))
+    assert after(training, ClientRetired("a")) == training
 
 
 def test_revoking_a_surplus_client_does_not_lower_the_wanted_number() -> None:

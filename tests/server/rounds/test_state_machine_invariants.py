@@ -15,6 +15,7 @@ from fairfleet.server.rounds.serialization import (
 from fairfleet.server.rounds.state_machine import (
     Aggregate,
     ClientLost,
+    ClientRetired,
     ClientRevoked,
     ClientsChosen,
     Commit,
@@ -110,6 +111,12 @@ class Federation(RuleBasedStateMachine):
             self.stored.discard((self.round.number, client))
             self.memory.discard((self.round.number, client))
         self.apply(ClientRevoked(client))
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def client_retires(self, client: str) -> None:
+        """A client's owner lets it take part no more."""
+        self.connected.discard(client)
+        self.apply(ClientRetired(client))
 
     @rule(client=st.sampled_from(CLIENTS))
     def client_leaves(self, client: str) -> None:

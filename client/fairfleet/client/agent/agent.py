@@ -16,22 +16,27 @@ from fairfleet.client.agent.introduction import join_request
 from fairfleet.client.agent.local_state import LocalState
 from fairfleet.client.agent.model_cache import ModelCache
 from fairfleet.client.agent.model_keeper import ModelKeeper
+from fairfleet.client.agent.result_reports import (
+    log_not_needed,
+    report_evaluation,
+    report_verification,
+)
 from fairfleet.client.agent.server_connection import ServerConnection, Stopped
 from fairfleet.client.agent.update_maker import UpdateMaker
 from fairfleet.client.agent.uploader import FINAL, UnusableUpdate, UpdateUploader
 from fairfleet.client.device.availability import Availability
 from fairfleet.client.device.certificate_renewal import Renewal
+from fairfleet.client.privacy import Allowance, PrivacyBudgetSpent, ReleaseLedger
 from fairfleet.client.task import Abandoned, Measuring, Progress, Task
 from fairfleet.client.training.budget import Budget
 from fairfleet.client.training.personal_model import PersonalModel
 from fairfleet.client.training.step_trials import trial_losses
 from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common import wire
-from fairfleet.common.errors import BadRequest, NotKept, TaskFailed, UsageError, WrongState
-from fairfleet.common.features import MEASURES, software, unknown_to_client
+from fairfleet.common.errors import NotKept, TaskFailed, UsageError, WrongState
+from fairfleet.common.features import software, unknown_to_client
 from fairfleet.common.net.server_access import ServerAccess
-from fairfleet.common.privacy import PrivacyTerms, SystemNoise, protected_evaluation, shortfall
-from fairfleet.common.reports import Evaluation
+from fairfleet.common.privacy import PrivacyTerms, shortfall
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -54,13 +59,18 @@ class Agent:
         availability: Availability | None = None,
         send_error_text: bool = False,
         save_model: Path | None = None,
+        error_feedback: bool = True,
+        max_epsilon: float | None = None,
+        delta: float = 1e-5,
     ) -> None:
         """Prepare a client; nothing is sent before `run`.
 
         `least_noise` is the smallest noise multiplier with which this client does any work.
         `send_error_text` allows the text of a task's errors to be sent to the server. `save_model`
-        is the file for models that this participant keeps. Raises UsageError if the folder, the
-        file or the budget cannot be used.
+        is the file for models that this participant keeps. Without `error_feedback`, nothing is
+        kept of what updates lost to their codec. `max_epsilon` and `delta` limit what is released
+        of this client's data, over all federations. Raises UsageError if the folder, the file or
+        the budget cannot be used.
         """
         self.task = task
         self.counters = ClientCounters(device=task.device)
@@ -69,8 +79,9 @@ class Agent:
         self._failures = 0
         self._quarantined = b""  # digest of the update whose quarantine was logged last
         self._spool, self._personal = Spool(folder), PersonalModel(folder)
+        self._allowance = Allowance(ReleaseLedger(folder), max_epsilon, delta)
         self._maker = UpdateMaker(
-            task, budget or Budget(), self._spool, self._personal, self.counters
+            task, budget or Budget(), self._spool, self._personal, self.counters, error_feedback
         )
         signature = task.initial_model().signature
         self._connection = ServerConnection(
@@ -78,7 +89,9 @@ class Agent:
         )
         self._models = ModelCache(self._connection, signature)
         self._keeper = ModelKeeper(task, save_model, self._connection, self._models)
-        self._uploader = UpdateUploader(self._connection, self._spool, self.counters, least_noise)
+        self._uploader = UpdateUploader(
+            self._connection, self._spool, self.counters, self._allowance, least_noise
+        )
         self._local_state = LocalState(folder, (self._spool, self._personal))
         self._heartbeat = Heartbeat(self._connection)
         self._renewal = Renewal(server)
@@ -89,7 +102,7 @@ class Agent:
 
     def run(self) -> str:
         """Take part until the federation is finished, and return why this client ended."""
-        reason = "stopped"
+        reason, retires = "stopped", False
         try:
             self._wait_until_available()
             while True:
@@ -100,8 +113,12 @@ class Agent:
                     log.warning("%s; this client goes on there", change)
         except Stopped:
             return reason
+        except PrivacyBudgetSpent as error:
+            log.warning("this client takes part no more: %s", error)
+            reason, retires = "its privacy budget is spent, by its owner's limit", True
+            return f"retired: {reason}"
         finally:
-            self._connection.leave(reason)
+            self._connection.leave(reason, retires=retires)
             self._local_state.leave()
 
     def _take_part(self) -> str:
@@ -110,6 +127,7 @@ class Agent:
         while True:
             self._renewal.renew_if_due()
             self._wait_until_available()
+            self._require_allowance()
             response = self._models.next_task()
             if response.WhichOneof("task") == "finished":
                 self._keeper.finished(response.finished)
@@ -141,12 +159,14 @@ class Agent:
             case "train":
                 self._log_quarantine(response.quarantined)
                 self._require_noise(response.train.privacy)
+                self._allowance.require_update(wire.privacy_in(response.train.privacy))
                 self._attempt(response.train)
             case "verify":
                 self._require_noise(self._connection.joined.privacy)
                 self._verify(response.verify)
             case "evaluate":
                 self._require_noise(response.evaluate.privacy)
+                self._allowance.require_evaluation(wire.privacy_in(response.evaluate.privacy))
                 self._evaluate(response.evaluate)
             case _:
                 self._connection.wait(response.wait.retry_after_seconds)
@@ -159,7 +179,7 @@ class Agent:
         log.error("a task was declined: %s", failure)
         match response.WhichOneof("task"):
             case "verify":
-                self._report_verification(response.verify, [], failure)
+                report_verification(self._connection, self._allowance, response.verify, [], failure)
             case "evaluate":
                 version = response.evaluate.model.version
                 self._connection.report_evaluation(version=version, failure=failure)
@@ -213,6 +233,10 @@ class Agent:
                 "operator can set privacy.where: client; or give a smaller --least-noise here."
             )
 
+    def _require_allowance(self) -> None:
+        """Raise PrivacyBudgetSpent if no update that the server requests may leave any more."""
+        self._allowance.require_update(wire.privacy_in(self._connection.joined.privacy))
+
     def _error_text(self, error: Exception) -> str:
         """Return what the server learns about a failure: the error's type.
 
@@ -234,7 +258,7 @@ class Agent:
             self._train(request)
             self._failures = 0
         except (NotKept, WrongState) as error:
-            _log_not_needed(request.id, error, request.round)
+            log_not_needed(request.id, error, request.round)
         except UnusableUpdate as error:
             # The next round may succeed, and a person can read here why this one did not.
             log.error("%s is given up: %s", request.id, error, extra=about)
@@ -288,7 +312,7 @@ class Agent:
         try:
             losses = self._trial_losses(request)
         except NotKept as error:
-            _log_not_needed(request.id, error, request.model.version)
+            log_not_needed(request.id, error, request.model.version)
             return
         except Abandoned:
             if self._connection.stopped:
@@ -300,7 +324,7 @@ class Agent:
         except Exception as error:  # from a user's code, or from a step that cannot be decoded
             log.exception("%s failed", request.id, extra=about)
             failure = self._error_text(error)
-        self._report_verification(request, losses, failure)
+        report_verification(self._connection, self._allowance, request, losses, failure)
 
     def _trial_losses(self, request: pb.VerifyTask) -> list[float]:
         assert isinstance(self.task, Measuring), "only clients with such a task are selected"
@@ -313,20 +337,6 @@ class Agent:
                 trial_losses(self.task, received, step, request.halvings, progress, rounded)
             )
 
-    def _report_verification(
-        self, request: pb.VerifyTask, losses: list[float], failure: str
-    ) -> None:
-        try:
-            self._connection.report_verification(
-                round=request.model.version,
-                step_digest=request.step.digest,
-                losses=losses,
-                failure=failure,
-            )
-        except (BadRequest, WrongState) as error:
-            # The server was restarted with other settings. It will select this client again.
-            _log_not_needed(request.id, error, request.model.version)
-
     # ---- evaluating ----------------------------------------------------------------------------
 
     def _evaluate(self, request: pb.EvaluateTask) -> None:
@@ -335,7 +345,7 @@ class Agent:
         try:
             self._models.fetch(request.model)
         except NotKept as error:
-            _log_not_needed(request.id, error, version)
+            log_not_needed(request.id, error, version)
             return
         try:
             with self._heartbeat.during(request.id):
@@ -346,44 +356,9 @@ class Agent:
             self._connection.report_evaluation(version=version, failure=self._error_text(error))
             return
         self.counters.evaluation = evaluation
-        self._report_evaluation(request, evaluation)
+        report_evaluation(self._connection, self._allowance, request, evaluation)
         with self._heartbeat.during(request.id):  # a large file takes time
             self._keeper.evaluated()
-
-    def _report_evaluation(self, request: pb.EvaluateTask, evaluation: Evaluation) -> None:
-        about = {"round": request.model.version}
-        try:
-            self._check_reportable(evaluation)
-            self._connection.report_evaluation(
-                version=request.model.version,
-                evaluation=wire.evaluation_out(self._protected(evaluation, request.privacy)),
-                privacy=request.privacy,
-            )
-        except WrongState as error:  # the server now requires more noise
-            _log_not_needed(request.id, error, request.model.version)
-        except (BadRequest, UsageError) as error:
-            # The federation goes on without it, and a person can read here why.
-            log.error("%s cannot be reported: %s", request.id, error, extra=about)
-            failure = "the evaluation cannot be reported; the client's log says why"
-            self._connection.report_evaluation(version=request.model.version, failure=failure)
-
-    def _check_reportable(self, evaluation: Evaluation) -> None:
-        """Raise UsageError for an evaluation that the server cannot understand."""
-        if evaluation.loss is None and MEASURES not in self._connection.joined.features:
-            raise UsageError(
-                "it has no loss, and this server is too old for evaluations without one: it would "
-                "take the loss for 0. Upgrade the server, or let Task.evaluate return a loss too."
-            )
-
-    def _protected(self, evaluation: Evaluation, privacy: pb.Privacy) -> Evaluation:
-        """Return an evaluation with the noise that the task asks for."""
-        reports = wire.privacy_in(privacy).reports
-        if reports is None:
-            return evaluation
-        if evaluation.measures:
-            names = ", ".join(evaluation.measures)
-            log.info("not reported, because noise protects only loss and accuracy: %s", names)
-        return protected_evaluation(evaluation, reports, SystemNoise())
 
 
 def _can_be_sent(spooled: SpooledUpdate, request: pb.TrainTask, terms: PrivacyTerms) -> bool:
@@ -393,7 +368,3 @@ def _can_be_sent(spooled: SpooledUpdate, request: pb.TrainTask, terms: PrivacyTe
     """
     readable_bases = {"", request.prediction.base.hex()}
     return spooled.base in readable_bases and not shortfall(spooled.terms, terms)
-
-
-def _log_not_needed(task_id: str, error: Exception, round_number: int) -> None:
-    log.info("%s is no longer needed: %s", task_id, error, extra={"round": round_number})

@@ -93,11 +93,14 @@ class ServerConnection:
         # In a separate thread, because the interrupted main thread may hold a lock of gRPC.
         threading.Thread(target=lambda: self._channel.close(), daemon=True).start()
 
-    def leave(self, reason: str) -> None:
-        """End the session and close the connection for good."""
+    def leave(self, reason: str, *, retires: bool = False) -> None:
+        """End the session and close the connection for good.
+
+        `retires` tells the server that this client's privacy budget is spent.
+        """
         if self.joined.session:
             with self._access.channel() as channel:  # a new one, since `stop` closed the other
-                self._send_leave(FleetStub(channel), reason)
+                self._send_leave(FleetStub(channel), reason, retires)
         self._channel.close()
 
     def disconnect(self, reason: str) -> None:
@@ -115,10 +118,11 @@ class ServerConnection:
             self._connect()
             self._is_disconnected = False
 
-    def _send_leave(self, stub: FleetStub, reason: str) -> None:
+    def _send_leave(self, stub: FleetStub, reason: str, retires: bool = False) -> None:
         """Send Leave once; a server that is gone does not need it."""
+        request = pb.LeaveRequest(session=self.joined.session, reason=reason, retires=retires)
         try:
-            stub.Leave(pb.LeaveRequest(session=self.joined.session, reason=reason), timeout=2)
+            stub.Leave(request, timeout=2)
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed meanwhile
             log.debug("could not leave the server properly: %s", error)
 
@@ -137,6 +141,11 @@ class ServerConnection:
         self._entered = None
         self._entered = self.repeat(lambda session: self.joined)
         return self._entered
+
+    @property
+    def federation_id(self) -> str:
+        """The id of the federation that was joined; of an older server, its name."""
+        return self.joined.federation_id or self.joined.federation
 
     def _check_federation(self) -> None:
         entered, joined = self._entered, self.joined

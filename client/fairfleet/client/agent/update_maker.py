@@ -36,8 +36,13 @@ class UpdateMaker:
         spool: Spool,
         personal: PersonalModel,
         counters: ClientCounters,
+        error_feedback: bool = True,
     ) -> None:
-        """Check that the task can keep to the budget; raises UsageError if it cannot."""
+        """Check that the task can keep to the budget; raises UsageError if it cannot.
+
+        Without `error_feedback` there is none, also where the server wants it.
+        """
+        self._error_feedback = error_feedback
         self._task, self._budget, self._spool, self._personal = task, budget, spool, personal
         self._counters = counters
         self._largest_batch = budget.largest_batch(task)
@@ -111,7 +116,7 @@ class UpdateMaker:
             model_digest=request.model.digest.hex(),
             codec=request.codec,
             seed=seed,
-            error_feedback=request.error_feedback,
+            error_feedback=request.error_feedback and self._error_feedback,
             prediction=request.prediction.base if request.HasField("prediction") else None,
         )
 

@@ -14,6 +14,7 @@ from fairfleet.client.agent.counters import ClientCounters
 from fairfleet.client.agent.model_cache import DAMAGED_TRANSFERS
 from fairfleet.client.agent.pauses import pauses
 from fairfleet.client.agent.server_connection import ServerConnection
+from fairfleet.client.privacy import Allowance, PrivacyBudgetSpent
 from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common import wire
 from fairfleet.common.cli.message_json import word
@@ -34,7 +35,14 @@ from fairfleet.proto.v1 import fleet_pb2 as pb
 log = logging.getLogger(__name__)
 
 # These end the client, or its work for the present federation; the update stays in its spool.
-FINAL = (Superseded, ContestedIdentity, NotAllowed, JoinRefused, FederationChanged)
+FINAL = (
+    Superseded,
+    ContestedIdentity,
+    NotAllowed,
+    JoinRefused,
+    FederationChanged,
+    PrivacyBudgetSpent,
+)
 
 
 class UnusableUpdate(FleetError):
@@ -49,10 +57,12 @@ class UpdateUploader:
         connection: ServerConnection,
         spool: Spool,
         counters: ClientCounters,
+        allowance: Allowance,
         least_noise: float = 0.0,
     ) -> None:
+        """Nothing is announced before `allowance` has recorded it."""
         self._connection, self._spool, self._counters = connection, spool, counters
-        self._least_noise = least_noise
+        self._allowance, self._least_noise = allowance, least_noise
 
     def upload(self, spooled: SpooledUpdate, *, begun: bool) -> None:
         """Send the update and settle it; `begun` means that the server may have a part of it.
@@ -99,7 +109,7 @@ class UpdateUploader:
             self._spool.settle(spooled, counted=False)
             return
         try:
-            opened = self._connection.open_upload(**_announcement(spooled))
+            opened = self._connection.open_upload(**self._announcement(spooled))
             receipt = opened.receipt  # an empty one means that the update may be sent
             if not opened.HasField("receipt") and self._spool.find_unsent(federation):
                 receipt = self._deliver(spooled, begun=True)
@@ -114,8 +124,10 @@ class UpdateUploader:
 
         Such an update is not even announced, because the announcement contains its report.
         """
+        noise_multiplier = spooled.terms.noise_multiplier
         return (
-            spooled.terms.noise_multiplier < self._least_noise
+            noise_multiplier < self._least_noise
+            or (self._allowance.max_epsilon is not None and not noise_multiplier)
             or shortfall(spooled.terms, terms) is not None
         )
 
@@ -148,13 +160,27 @@ class UpdateUploader:
 
     def _send_all(self, spooled: SpooledUpdate) -> pb.Receipt | None:
         messages = self._spool.messages_from(0)
-        return self._connection.open_and_send(messages, **_announcement(spooled))
+        return self._connection.open_and_send(messages, **self._announcement(spooled))
 
     def _send_rest(self, spooled: SpooledUpdate) -> pb.Receipt | None:
-        opened = self._connection.open_upload(**_announcement(spooled))
+        opened = self._connection.open_upload(**self._announcement(spooled))
         if opened.HasField("receipt"):
             return opened.receipt
         return self._connection.send(opened.upload, self._spool.messages_from(opened.offset_bytes))
+
+    def _announcement(self, spooled: SpooledUpdate) -> dict[str, Any]:
+        """Charge the update, once, and return the fields of its OpenUploadRequest.
+
+        Raises PrivacyBudgetSpent if it must not be sent.
+        """
+        self._allowance.charge_update(
+            self._connection.federation_id,
+            spooled.round,
+            spooled.digest,
+            spooled.terms,
+            spooled.report,
+        )
+        return _announcement(spooled)
 
     def _record_receipt(self, spooled: SpooledUpdate, receipt: pb.Receipt) -> None:
         self._counters.updates[word(pb.Outcome.DESCRIPTOR, receipt.outcome)] += 1

@@ -122,6 +122,18 @@ LeastNoise = Annotated[
         show_default=_default("least_noise"),
     ),
 ]
+MaxEpsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="Retire before a release of this client's data would exceed this epsilon; see "
+        "docs/privacy.md.",
+        show_default="no limit",
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(help="Delta of --max-epsilon.", show_default=_default("delta")),
+]
 SendErrorText = Annotated[
     bool | None,
     typer.Option(
@@ -136,6 +148,14 @@ SaveModel = Annotated[
         metavar="FILE",
         help="Save the model to this .safetensors file at each evaluation and at the end.",
         show_default="none",
+    ),
+]
+NoErrorFeedback = Annotated[
+    bool | None,
+    typer.Option(
+        "--no-error-feedback",
+        help="Keep nothing on disk of what updates lost to their codec. Saves writes.",
+        show_default="as the server wants",
     ),
 ]
 ConfigFile = Annotated[
@@ -160,8 +180,11 @@ def client(
     niceness: Niceness = None,
     metrics: Metrics = None,
     least_noise: LeastNoise = None,
+    max_epsilon: MaxEpsilon = None,
+    delta: Delta = None,
     send_error_text: SendErrorText = None,
     save_model: SaveModel = None,
+    no_error_feedback: NoErrorFeedback = None,
     config: ConfigFile = None,
     log_format: LogFormat = "text",
     verbose: Verbose = False,
@@ -201,8 +224,11 @@ def client(
         "niceness": niceness,
         "metrics": metrics,
         "least_noise": least_noise,
+        "max_epsilon": max_epsilon,
+        "delta": delta,
         "send_error_text": send_error_text,
         "save_model": save_model,
+        "error_feedback": False if no_error_feedback else None,
     }
     _run(config, given_flags(flags))
 
@@ -281,6 +307,9 @@ def _agent(settings: ClientSettings, access: ServerAccess) -> Agent:
         Availability([condition(text) for text in settings.when], settings.when_seconds),
         settings.send_error_text,
         settings.save_model,
+        error_feedback=settings.error_feedback,
+        max_epsilon=settings.max_epsilon,
+        delta=settings.delta,
     )
 
 

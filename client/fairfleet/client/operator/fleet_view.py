@@ -32,6 +32,7 @@ class ClientActivity(enum.Enum):
     LOST = "lost"  # to the round under way, or to the newest
     GONE = "gone"
     REVOKED = "revoked"
+    RETIRED = "retired"  # its privacy budget is spent
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,7 @@ ACTIVITIES = {
     pb.CLIENT_STATE_EVALUATING: ClientActivity.EVALUATING,
     pb.CLIENT_STATE_GONE: ClientActivity.GONE,
     pb.CLIENT_STATE_REVOKED: ClientActivity.REVOKED,
+    pb.CLIENT_STATE_RETIRED: ClientActivity.RETIRED,
 }
 # A client that disconnects while it does one of these owes the server an answer.
 BUSY = (ClientActivity.TRAINING, ClientActivity.VERIFYING, ClientActivity.EVALUATING)

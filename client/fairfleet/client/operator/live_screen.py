@@ -39,6 +39,7 @@ STYLES = {
     ClientActivity.LOST: "red",
     ClientActivity.GONE: "red",
     ClientActivity.REVOKED: "red",
+    ClientActivity.RETIRED: "dim",
 }
 STEPS = "▁▂▃▄▅▆▇█"
 LONGEST_NAME = 24  # columns; names may have up to 64 characters

@@ -113,6 +113,11 @@ class PendingVector:
             # Not `write_atomically`: the file was written long ago, and waited for this receipt.
             os.replace(self._pending, self._file)
 
+    def delete(self) -> None:
+        """Delete the values, and pending ones."""
+        for file in (self._file, self._pending):
+            file.unlink(missing_ok=True)
+
     def _read(self, path: Path, check: bool = True) -> StoredVector | None:
         """Return a file's contents, or None if it is missing or damaged.
 

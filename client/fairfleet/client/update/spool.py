@@ -141,6 +141,9 @@ class Spool:
             return self._last.prediction(*key, prediction)
         if error_feedback and (lossy or self._residual.of(*key) is not None):
             return self._residual.feedback(*key)
+        if not error_feedback:
+            # What is held back would be added much later, if error feedback is on again some day.
+            self._residual.delete()
         return nullcontext()
 
     def _write_header(self, spooled: SpooledUpdate) -> None:

@@ -6,6 +6,7 @@ such as `int8`, `topk:0.01` or `int8+zstd` contains all that a reader needs.
 
 from fairfleet.common.codecs.base import CHUNK_BYTES, CHUNK_ELEMENTS, Buffer, Codec, Seed
 from fairfleet.common.codecs.deterministic import STEADY, is_exact, round_to, steady_codec
+from fairfleet.common.codecs.feedback import FeedbackSetting, uses_error_feedback
 from fairfleet.common.codecs.prediction import is_predicted
 from fairfleet.common.codecs.registry import ABILITIES, EXAMPLES, RAW32, agree, codec_named, needs
 from fairfleet.common.codecs.roundtrip import roundtrip
@@ -19,6 +20,7 @@ __all__ = [
     "STEADY",
     "Buffer",
     "Codec",
+    "FeedbackSetting",
     "Seed",
     "agree",
     "codec_named",
@@ -28,4 +30,5 @@ __all__ = [
     "round_to",
     "roundtrip",
     "steady_codec",
+    "uses_error_feedback",
 ]

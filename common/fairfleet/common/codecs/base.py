@@ -40,6 +40,10 @@ class Codec(Protocol):
         """Return whether decoded values can differ from the encoded ones."""
 
     @property
+    def is_unbiased(self) -> bool:
+        """Return whether decoded values equal the encoded ones on average over the seeds."""
+
+    @property
     def elements_per_chunk(self) -> int:
         """Return a number of elements that always encode to at most CHUNK_BYTES."""
 

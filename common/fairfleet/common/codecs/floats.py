@@ -21,6 +21,7 @@ class FloatCodec:
         self._dtype = np.dtype(dtype)
         self._largest = float(np.finfo(self._dtype).max)
         self.lossy = self._dtype.itemsize < 4
+        self.is_unbiased = not self.lossy  # it rounds to nearest, the same way every time
         self.elements_per_chunk = fitting_elements(self.largest)
 
     def encode(self, values: Vector, seed: Seed = ()) -> Buffer:
@@ -47,6 +48,7 @@ class Bf16Codec:
 
     name = "bf16"
     lossy = True
+    is_unbiased = False
 
     def __init__(self) -> None:
         self.elements_per_chunk = fitting_elements(self.largest)

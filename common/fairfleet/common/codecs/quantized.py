@@ -34,7 +34,7 @@ FRACTION = 1 << 16
 class QuantizedCodec:
     """Signed integers of 4 or 8 bits, with one float32 scale per block of values."""
 
-    lossy = True
+    lossy = is_unbiased = True
 
     def __init__(self, bits: int, block: int) -> None:
         self.name = f"int{bits}"

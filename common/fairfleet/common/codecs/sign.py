@@ -22,6 +22,7 @@ class SignCodec:
 
     name = "sign"
     lossy = True
+    is_unbiased = False
 
     def __init__(self) -> None:
         self.elements_per_chunk = fitting_elements(self.largest)

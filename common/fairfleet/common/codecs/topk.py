@@ -28,6 +28,7 @@ class TopKCodec:
     """A fraction of the values, those of largest magnitude, as bf16."""
 
     lossy = True
+    is_unbiased = False
 
     def __init__(self, fraction: str) -> None:
         self.name = f"topk:{fraction}"

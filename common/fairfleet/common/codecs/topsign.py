@@ -35,6 +35,7 @@ class TopSignCodec:
     """A fraction of the values as bf16, and the signs of the others with a scale per block."""
 
     lossy = True
+    is_unbiased = False
 
     def __init__(self, fraction: str) -> None:
         self.name = f"topsign:{fraction}"

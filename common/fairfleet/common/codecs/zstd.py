@@ -23,7 +23,7 @@ class ZstdCodec:
     def __init__(self, inner: Codec) -> None:
         self._inner = inner
         self.name = f"{inner.name}+zstd"
-        self.lossy = inner.lossy
+        self.lossy, self.is_unbiased = inner.lossy, inner.is_unbiased
         self.elements_per_chunk = fitting_elements(self.largest)
 
     def largest(self, elements: int) -> int:

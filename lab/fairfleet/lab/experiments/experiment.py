@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from fairfleet.common.codecs import codec_named
+from fairfleet.common.codecs import codec_named, uses_error_feedback
 from fairfleet.common.errors import BadRequest, UsageError
 from fairfleet.common.training_plan import Plan
 from fairfleet.lab.datasets.registry import state_of_own
@@ -123,8 +123,12 @@ class Experiment(BaseModel):
     codec: str = Field(
         default="raw32", description="compression of updates: int8, topk:0.01, int8+zstd, …"
     )
+    # Records leave it out where it is on: they are older than "auto", which `_resolve_feedback`
+    # replaces by what it means for the codec.
     error_feedback: bool = Field(
-        default=True, description="send what a lossy codec dropped with the next update"
+        default=True,
+        description="send what a lossy codec dropped with the next update; left out or auto: for "
+        "biased codecs only, so not for int8 and int4",
     )
     prediction: bool = Field(
         default=True,
@@ -146,6 +150,18 @@ class Experiment(BaseModel):
     privacy: PrivacySettings | None = Field(
         default=None, description="differential privacy: clip, noise_multiplier, where"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_feedback(cls, values: Any) -> Any:
+        """Replace "auto", the default, by what it means for the codec."""
+        if not isinstance(values, Mapping) or values.get("error_feedback", "auto") != "auto":
+            return values
+        codec = values.get("codec", "raw32")
+        try:
+            return {**values, "error_feedback": uses_error_feedback("auto", codec)}
+        except (BadRequest, AttributeError):  # it is no codec, which another check reports
+            return {**values, "error_feedback": True}
 
     @field_validator("partition")
     @classmethod

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from fairfleet.common.errors import UsageError
 from fairfleet.common.fairness import Fairness
@@ -74,6 +75,14 @@ class Run(BaseModel):
     epsilon: float | None = None  # differential privacy, where noise was added
     made_by: str = ""
     unix_seconds: float = 0.0
+
+    @field_validator("experiment", mode="before")
+    @classmethod
+    def _recorded_feedback(cls, experiment: Any) -> Any:
+        """Add error feedback to a record that leaves it out, which means that it was on."""
+        if isinstance(experiment, Mapping):
+            return {"error_feedback": True, **experiment}
+        return experiment
 
     @property
     def honest(self) -> list[float]:

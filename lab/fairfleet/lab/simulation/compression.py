@@ -12,7 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairfleet.common.codecs import codec_named, is_predicted, roundtrip
+from fairfleet.common.codecs import (
+    FeedbackSetting,
+    codec_named,
+    is_predicted,
+    roundtrip,
+    uses_error_feedback,
+)
 from fairfleet.common.tensors import Vector
 from fairfleet.lab.simulation.trainer import Rows
 
@@ -34,8 +40,10 @@ class CompressionLoss(NamedTuple):
 class UpdateCoder:
     """Codes the updates of all clients with the same codec, as the server's policy does."""
 
-    def __init__(self, codec: str, error_feedback: bool, prediction: bool = True) -> None:
-        self.codec, self.error_feedback = codec, error_feedback
+    def __init__(
+        self, codec: str, error_feedback: FeedbackSetting, prediction: bool = True
+    ) -> None:
+        self.codec, self.error_feedback = codec, uses_error_feedback(error_feedback, codec)
         self.lossy, self.predicts = codec_named(codec).lossy, prediction and is_predicted(codec)
         # By client: its last decoded update with prediction, the residual with error feedback.
         self.memory: dict[str, Vector] = {}

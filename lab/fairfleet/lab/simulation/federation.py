@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fairfleet.client.torch import TorchTask
+from fairfleet.common.codecs import FeedbackSetting
 from fairfleet.common.errors import UsageError
 from fairfleet.common.tensors import Model
 from fairfleet.common.training_plan import Plan
@@ -54,7 +55,7 @@ class Federation:
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     diagnostics: DiagnosticsSetting = "auto"
     codec: str = "raw32"
-    error_feedback: bool = True
+    error_feedback: FeedbackSetting = "auto"
     prediction: bool = True
     learning_rate_decay: float = 1.0  # factor of the clients' learning rate per round
     # The loss that the rule receives: before local training, or after it as in easyFL's code.

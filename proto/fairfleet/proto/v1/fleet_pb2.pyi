@@ -553,7 +553,7 @@ class TrainTask(google.protobuf.message.Message):
     report_gradient_norm: builtins.bool
     """this costs the client one more pass over its data"""
     error_feedback: builtins.bool
-    """Add what compression removed from earlier updates, see FORMAT.md."""
+    """Add what compression removed from earlier updates, see FORMAT.md. A client may leave it out."""
     @property
     def model(self) -> Global___ModelRef: ...
     @property
@@ -1333,15 +1333,21 @@ class LeaveRequest(google.protobuf.message.Message):
 
     SESSION_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    RETIRES_FIELD_NUMBER: builtins.int
     session: builtins.str
     reason: builtins.str
+    retires: builtins.bool
+    """The client sends nothing more of its data: the privacy budget that its owner set is spent. It is
+    shown as retired until it joins again.
+    """
     def __init__(
         self,
         *,
         session: builtins.str = ...,
         reason: builtins.str = ...,
+        retires: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reason", b"reason", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "retires", b"retires", "session", b"session"]) -> None: ...
 
 Global___LeaveRequest: typing_extensions.TypeAlias = LeaveRequest
 

@@ -6,7 +6,7 @@ federation.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Set
+from collections.abc import AsyncIterator, Mapping, Set
 
 from fairfleet.common.reports import Better
 from fairfleet.common.tensors import Signature
@@ -193,4 +193,9 @@ class FederationState:
 
     def not_selected_because(self, session: Session) -> str:
         """Return why a connected client is not selected for some tasks; empty if it can be."""
-        return self._runner.requirements.obstacle(session.member)
+        return self._runner.obstacle(session)
+
+    @property
+    def retired(self) -> Mapping[str, str]:
+        """The clients that their owners retired, with the reason."""
+        return self._runner.retired

@@ -19,7 +19,7 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.background import BackgroundTasks, Executors, loop_time
 from fairfleet.server.federation.clients.assignments import Assignments
 from fairfleet.server.federation.clients.feature_requirements import required_features
-from fairfleet.server.federation.clients.sessions import Sessions
+from fairfleet.server.federation.clients.sessions import Session, Sessions
 from fairfleet.server.federation.event_stream import EventStream, score_message
 from fairfleet.server.federation.model_committer import ModelCommitter
 from fairfleet.server.federation.scheduler import Scheduler, TrainingTimes
@@ -32,6 +32,7 @@ from fairfleet.server.rounds.missing_evaluations import NO_TEST_DATA, missing_ev
 from fairfleet.server.rounds.state_machine import Phase, Round
 from fairfleet.server.rules import Recipe
 from fairfleet.server.settings import ServerSettings, plan_for_rule
+from fairfleet.server.storage.client_queries import retired_clients
 from fairfleet.server.storage.evaluation_queries import evaluation_write
 from fairfleet.server.storage.kept_versions import KeptVersions
 from fairfleet.server.storage.queries import Write
@@ -82,7 +83,10 @@ class RoundRunner:
             always=settings.round.required_features,
             measure=settings.measure,
         )
-        self.scheduler = Scheduler(settings, store, self.requirements)
+        self.privacy_budget = (
+            PrivacyBudget(store, settings.privacy, recipe) if settings.privacy else None
+        )
+        self.scheduler = Scheduler(settings, store, self.requirements, self.privacy_budget)
         self.assignments = Assignments(sessions)
         self.training_times = TrainingTimes(loop_time())
         self.upload_registry = UploadRegistry(
@@ -98,15 +102,14 @@ class RoundRunner:
         self.prediction_bases: PredictionBases | None = (
             self.upload_registry.bases if predicts else None
         )
-        self.privacy_budget = (
-            PrivacyBudget(store, settings.privacy, recipe) if settings.privacy else None
-        )
         self.kept_versions = KeptVersions(
             store, settings.keep_models, lambda: self.scheduler.scores.measure
         )
         self._result: PublishedModel | None = None
         self._minimum_clients = settings.round.minimum_clients
         self.revoked = store.revoked()  # clients, with the reason
+        self.retired = retired_clients(store)  # by their owners, with the reason
+        self._exhausted = set[str]()  # clients whose spent budget was logged
         self.lock = asyncio.Lock()
         self.round = Round(0)
         self.is_held = False  # a stopping rule that can never apply keeps rounds from beginning
@@ -203,8 +206,7 @@ class RoundRunner:
         sessions = self.sessions.all()
         if round_.phase is Phase.WAITING and not round_.asked and not round_.received:
             reason = self.scheduler.reason_to_end(time.time())
-            able = len(self.scheduler.able_to_train(sessions))
-            if reason := reason or await self._exhausted_budget(able):
+            if reason := reason or await self._exhausted_budget(sessions):
                 return state_machine.StopRequested(reason)
         return self.scheduler.choose(round_, sessions)
 
@@ -213,13 +215,26 @@ class RoundRunner:
         for session in self.sessions.all():
             if not session.member.test_samples:
                 yield session.client, NO_TEST_DATA
-            elif not self.requirements.allow(session.member, "evaluate"):
-                yield session.client, self.requirements.obstacle(session.member)
+            elif not self.scheduler.may_evaluate(session):
+                yield session.client, self.obstacle(session)
 
-    async def _exhausted_budget(self, connected: int) -> str | None:
+    def obstacle(self, session: Session) -> str:
+        """Return why a connected client is not selected for some tasks; empty if it can be."""
+        budget = self.privacy_budget
+        return self.requirements.obstacle(session.member) or (
+            budget.obstacle(session.client) if budget else ""
+        )
+
+    async def _exhausted_budget(self, sessions: Sequence[Session]) -> str | None:
         """Return why the privacy budget allows no further round; None if it does."""
         if self.privacy_budget is None:
             return None
+        if self.privacy_budget.retires_clients:
+            clients = [session.client for session in sessions]
+            self._log_exhausted(clients)
+            gone = self.revoked.keys() | self.retired.keys()
+            return self.privacy_budget.too_few_left(clients, gone, self._minimum_clients)
+        connected = len(self.scheduler.able_to_train(sessions))
         lot = self.scheduler.next_lot(connected)
         if draw := self.privacy_budget.draw_of_next(*lot):
             if connected < self._minimum_clients:
@@ -227,6 +242,15 @@ class RoundRunner:
                 return None
             await self.compute_divergences(draw)
         return self.privacy_budget.reason_to_end(*lot)
+
+    def _log_exhausted(self, clients: Iterable[str]) -> None:
+        """Log once of each of these clients that its privacy budget is spent."""
+        for client in clients:
+            budget = self.privacy_budget
+            if budget and client not in self._exhausted and (why := budget.obstacle(client)):
+                self._exhausted.add(client)
+                about = {"client": client, "round": self.round.number}
+                log.info("client %s takes part no more: %s", client, why, extra=about)
 
     async def compute_divergences(self, *draws: SampledRelease | None) -> None:
         """Compute what past and given draws cost, where it is unknown, off the event loop."""

@@ -17,6 +17,7 @@ from fairfleet.server.federation.clients.feature_requirements import (
     FeatureRequirements,
 )
 from fairfleet.server.federation.clients.sessions import Session
+from fairfleet.server.privacy.budget import PrivacyBudget
 from fairfleet.server.rounds import deadlines, selection, state_machine
 from fairfleet.server.rounds.attendance import AttendanceBook
 from fairfleet.server.rounds.deadlines import TrainingDuration
@@ -58,9 +59,10 @@ class Scheduler:
         settings: ServerSettings,
         store: Store,
         requirements: FeatureRequirements = NO_REQUIREMENTS,
+        budget: PrivacyBudget | None = None,
     ) -> None:
         self._settings, self._ending = settings.round, settings.end.ending()
-        self._requirements = requirements
+        self._requirements, self._budget = requirements, budget
         self._seed = settings.seed
         self._verification_seconds = settings.trying.deadline_seconds
         self._past = past_candidates(store)
@@ -191,9 +193,18 @@ class Scheduler:
 
     def able_to_train(self, sessions: Sequence[Session]) -> Sequence[Session]:
         """Return the sessions of the clients that can be selected to train."""
-        return [
-            session for session in sessions if self._requirements.allow(session.member, "train")
-        ]
+        return [session for session in sessions if self._may_train(session)]
+
+    def _may_train(self, session: Session) -> bool:
+        return self._requirements.allow(session.member, "train") and (
+            self._budget is None or self._budget.may_train(session.client)
+        )
+
+    def may_evaluate(self, session: Session) -> bool:
+        """Return whether a client with test data can be selected to evaluate."""
+        return self._requirements.allow(session.member, "evaluate") and (
+            self._budget is None or self._budget.may_evaluate(session.client)
+        )
 
     def missing_clients(self, round_: Round, sessions: Sequence[Session]) -> int:
         """Return how many more clients must connect before the round can begin."""
@@ -221,7 +232,7 @@ class Scheduler:
         able = [
             self._candidate(session)
             for session in sessions
-            if session.member.test_samples and self._requirements.allow(session.member, "evaluate")
+            if session.member.test_samples and self.may_evaluate(session)
         ]
         return selection.uniform(
             able, self._settings.evaluation_clients or len(able), (self._seed, round_.number)

@@ -1,8 +1,8 @@
-"""The privacy accountant: computes epsilon from what was released, with Google's `dp-accounting`.
+"""The server's privacy accountant: computes epsilon from what was released.
 
-Fleets are neighbours if one client's data are replaced by any others; an update clipped to C then
-moves by up to 2 C. Gaussian releases add up exactly. Rounds of randomly selected clients are
-bounded by Rényi divergences (Wang, Balle and Kasiviswanathan 2019: sampling without replacement).
+`common.privacy_costs` counts Gaussian releases. Rounds of randomly selected clients are bounded by
+Rényi divergences (Wang, Balle and Kasiviswanathan 2019: sampling without replacement), which
+Google's `dp-accounting` computes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairfleet.common.errors import UsageError
-
-REPLACED = 2.0  # how far a clipped update can move, in units of the clipping norm
+from fairfleet.common.privacy_costs import gaussian_epsilon
 
 
 class SampledRelease(NamedTuple):
@@ -43,25 +42,6 @@ class PrivacySpent:
         return PrivacySpent(self.direct + direct, draws)
 
 
-def update_cost(noise_multiplier: float) -> float:
-    """Return the cost of releasing one clipped update with noise of so many clipping norms.
-
-    >>> update_cost(4.0), update_cost(0.0)
-    (0.25, inf)
-    """
-    return _square(REPLACED / noise_multiplier) if noise_multiplier else math.inf
-
-
-def report_cost(noise_multiplier: float, values: int) -> float:
-    """Return the cost of releasing numbers in [0, bound], each with noise of so many bounds."""
-    return values * _square(1.0 / noise_multiplier)
-
-
-def _square(ratio: float) -> float:
-    """Return the square. `**` raises on overflow, and multipliers come from peers."""
-    return ratio * ratio
-
-
 def epsilon(spent: PrivacySpent, delta: float) -> float:
     """Return the smaller of two bounds on epsilon.
 
@@ -73,17 +53,10 @@ def epsilon(spent: PrivacySpent, delta: float) -> float:
     )
     if any(draw.multiplier == 0.0 for draw in spent.draws):
         direct = math.inf
-    certain = _of_gaussian(direct, delta)
+    certain = gaussian_epsilon(direct, delta)
     return (
         min(certain, _of_draws(spent, delta)) if spent.draws and math.isfinite(certain) else certain
     )
-
-
-def _of_gaussian(direct: float, delta: float) -> float:
-    """Return the exact epsilon of Gaussian releases (Balle and Wang 2018)."""
-    if direct == 0.0 or not math.isfinite(direct):
-        return direct
-    return float(_library().get_epsilon_gaussian(1.0 / math.sqrt(direct), delta))
 
 
 def _of_draws(spent: PrivacySpent, delta: float) -> float:

@@ -8,12 +8,14 @@ may have been restarted with more noise since it gave out the task.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 
 from fairfleet.common.errors import UsageError, WrongState
 from fairfleet.common.privacy import NO_TERMS, PrivacyTerms, shortfall
+from fairfleet.common.privacy_costs import largest_cost
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.privacy import accountant, release_queries
@@ -44,6 +46,11 @@ class PrivacyBudget:
         stored = release_queries.kept_divergences(store, accountant.method())
         for draw, divergences in stored.items():
             accountant.remember(draw, divergences)
+        self._largest_cost = (
+            math.inf
+            if privacy.max_epsilon is None
+            else largest_cost(privacy.max_epsilon, privacy.delta)
+        )
         self._lock = threading.Lock()  # the database's thread adds, the event loop reads
         self._cached: tuple[PrivacySpent, float] | None = None  # the newest result of `epsilon`
 
@@ -172,8 +179,64 @@ class PrivacyBudget:
             self._cached = (spent, accountant.epsilon(spent, self.privacy.delta))
         return self._cached[1]
 
+    # ---- clients that have spent their budget --------------------------------------------------
+
+    @property
+    def retires_clients(self) -> bool:
+        """Whether clients stop one by one. A random draw is spent by all clients together."""
+        return self.privacy.max_epsilon is not None and not self.privacy.amplification
+
+    def may_train(self, client: str) -> bool:
+        """Return whether what is left of a client's budget suffices for another round."""
+        cost = self._release_cost + self.privacy.evaluation_cost + self.privacy.commit_cost
+        return not self.retires_clients or self._cost_of(client) + cost <= self._largest_cost
+
+    def may_evaluate(self, client: str) -> bool:
+        """Return whether what is left of a client's budget suffices for an evaluation."""
+        cost = self.privacy.evaluation_cost
+        if not self.retires_clients or not cost:
+            return True
+        return self._cost_of(client) + cost <= self._largest_cost
+
+    def obstacle(self, client: str) -> str:
+        """Return why the client is not selected to train any more; empty if it can be."""
+        if self.may_train(client):
+            return ""
+        return (
+            f"its privacy budget is spent: epsilon {self.epsilon_of(client):.2f} of "
+            f"{self.privacy.max_epsilon:g}, and another round could exceed it"
+        )
+
+    def epsilon_of(self, client: str) -> float:
+        """Return epsilon of one client."""
+        spent = PrivacySpent(self._cost_of(client), self._draws)
+        return accountant.epsilon(spent, self.privacy.delta)
+
+    def _cost_of(self, client: str) -> float:
+        with self._lock:
+            return self._costs.get(client, 0.0)
+
+    def too_few_left(
+        self, connected: Iterable[str], gone: Collection[str], minimum: int
+    ) -> str | None:
+        """Return why too few clients can still train; None if enough can, or none is exhausted.
+
+        Clients that took part before count as well, since they can return; those in `gone` do not.
+        """
+        with self._lock:
+            known = self._costs.keys() | set(connected)
+        left = [client for client in known if client not in gone and self.may_train(client)]
+        spent = sum(not self.may_train(client) for client in known)
+        if len(left) >= minimum or not spent:
+            return None
+        return (
+            f"{spent} of {len(known)} clients have spent their privacy budget: another round could "
+            f"exceed epsilon {self.privacy.max_epsilon:g}. {len(left)} can still train, and a "
+            f"round needs {minimum}"
+        )
+
     def reason_to_end(self, drawn: int, among: int) -> str | None:
-        """Return why the budget allows no further round; None if it does.
+        """Return why a random draw of another round would exceed the budget; None if it would not.
 
         The round would select `drawn` clients `among` those connected.
         """

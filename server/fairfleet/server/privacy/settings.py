@@ -31,9 +31,10 @@ from fairfleet.common.privacy import (
     add_noise,
     clip,
 )
+from fairfleet.common.privacy_costs import REPLACED, report_cost, update_cost
 from fairfleet.common.tensors import Section, Signature, Vector
 from fairfleet.server.aggregation.admission import AdmissionSettings
-from fairfleet.server.privacy.accountant import REPLACED, SampledRelease, report_cost, update_cost
+from fairfleet.server.privacy.accountant import SampledRelease
 from fairfleet.server.rounds.selection import Selection
 from fairfleet.server.rules import Recipe
 

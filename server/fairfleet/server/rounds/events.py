@@ -55,6 +55,16 @@ class ClientRevoked:
 
 
 @dataclass(frozen=True)
+class ClientRetired:
+    """A client's owner lets it take part no more: the round stops waiting for it.
+
+    An update that it sent still counts.
+    """
+
+    client: str
+
+
+@dataclass(frozen=True)
 class DeadlinePassed:
     """The deadline of this attempt has passed."""
 
@@ -108,6 +118,7 @@ Event = (
     | Evaluated
     | ClientLost
     | ClientRevoked
+    | ClientRetired
     | DeadlinePassed
     | StepProposed
     | StepTried

@@ -20,6 +20,7 @@ from fairfleet.server.rounds.events import (
     Action,
     Aggregate,
     ClientLost,
+    ClientRetired,
     ClientRevoked,
     ClientsChosen,
     Commit,
@@ -49,6 +50,7 @@ __all__ = [
     "Action",
     "Aggregate",
     "ClientLost",
+    "ClientRetired",
     "ClientRevoked",
     "Clients",
     "ClientsChosen",
@@ -140,10 +142,9 @@ def _step_collecting(round_: Round, event: Event, policy: Policy) -> Transition 
         case _, ClientLost(client, gave_up) if client in round_.asked:
             return _settle(_lost(round_, client, gave_up or client in round_.retried), policy)
         case _, ClientRevoked(client) if round_.concerns(client):
-            remaining = _without(round_, client)
-            # More clients than the wanted number may have been selected.
-            able = len(remaining.asked | remaining.lost | remaining.received)
-            return _settle(replace(remaining, wanted=min(remaining.wanted, able)), policy)
+            return _settle(_for_good_without(round_, client), policy)
+        case _, ClientRetired(client) if client in round_.asked:
+            return _settle(_for_good_without(round_, client), policy)
         case Phase.TRAINING, DeadlinePassed(attempt) if attempt == round_.attempt:
             return _deadline_in_training(_late(round_), policy)
         case Phase.WAITING, DeadlinePassed(attempt) if attempt == round_.attempt:
@@ -165,9 +166,9 @@ def _step_aggregating(round_: Round, event: Event, policy: Policy) -> Transition
 def _step_verifying(round_: Round, event: Event) -> Transition | None:
     """Handle an event while clients try the proposed step."""
     match event:
-        case StepTried(client) | ClientLost(client) | ClientRevoked(client) if (
-            client in round_.asked
-        ):
+        case (
+            StepTried(client) | ClientLost(client) | ClientRevoked(client) | ClientRetired(client)
+        ) if client in round_.asked:
             remaining = replace(round_, asked=round_.asked - {client})
             return (remaining, ()) if remaining.asked else _commit(remaining)
         case DeadlinePassed(attempt) if attempt == round_.attempt:
@@ -181,9 +182,9 @@ def _step_evaluating(round_: Round, event: Event, policy: Policy) -> Transition 
         case ClientsChosen(clients) if not round_.asked:
             chosen = replace(round_, asked=clients)
             return (chosen, (Evaluate(clients),)) if clients else _after_evaluation(chosen, policy)
-        case Evaluated(client) | ClientLost(client) | ClientRevoked(client) if (
-            client in round_.asked
-        ):
+        case (
+            Evaluated(client) | ClientLost(client) | ClientRevoked(client) | ClientRetired(client)
+        ) if client in round_.asked:
             remaining = replace(round_, asked=round_.asked - {client})
             return (remaining, ()) if remaining.asked else _after_evaluation(remaining, policy)
         case DeadlinePassed(attempt) if attempt == round_.attempt:
@@ -195,9 +196,12 @@ def _step_evaluating(round_: Round, event: Event, policy: Policy) -> Transition 
 def _ignored(round_: Round, event: Event) -> Transition:
     """Return the round as it is if the event is harmless; raise IllegalEvent otherwise."""
     match event:
-        case UpdateStored(client) | ClientLost(client) | ClientRevoked(client) if (
-            client not in round_.asked
-        ):
+        case (
+            UpdateStored(client)
+            | ClientLost(client)
+            | ClientRevoked(client)
+            | ClientRetired(client)
+        ) if client not in round_.asked:
             return round_, ()  # a repetition, or a client that this round does not wait for
         case DeadlinePassed() | StepTried() | Evaluated():
             return round_, ()  # of an attempt, a verification or an evaluation that is over
@@ -232,6 +236,14 @@ def _without(round_: Round, client: str) -> Round:
         gave_up=round_.gave_up - {client},
         surplus=round_.surplus - {client},
     )
+
+
+def _for_good_without(round_: Round, client: str) -> Round:
+    """Return the round without a client that never comes back; it need not be replaced."""
+    remaining = _without(round_, client)
+    # More clients than the wanted number may have been selected.
+    able = len(remaining.asked | remaining.lost | remaining.received)
+    return replace(remaining, wanted=min(remaining.wanted, able))
 
 
 def _lost(round_: Round, client: str, for_good: bool) -> Round:

@@ -144,7 +144,9 @@ class FleetService:
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         """End a session. A repeated call succeeds too."""
         with suppress(SessionUnknown):
-            await self._clients.leave(request.session, short(request.reason))
+            await self._clients.leave(
+                request.session, short(request.reason), retires=request.retires
+            )
         return pb.LeaveResponse()
 
     # ---- tasks and models ----------------------------------------------------------------------

@@ -113,9 +113,13 @@ class OperatorService:
         revoked = await asyncio.to_thread(self._store.revoked)
         sessions = {session.client: session for session in self._coordinator.state.sessions()}
         state, book = self._coordinator.state, self._coordinator.state.book
+        budget = state.privacy_budget
         recorded = counts.keys() | evaluations.keys() | revoked.keys()
         for client in sorted(recorded | sessions.keys() | set(book.clients())):
             record = pb.ClientRecord(client=client, state=self._state(client, client in revoked))
+            if budget and not budget.privacy.amplification:
+                record.epsilon = budget.epsilon_of(client)
+            record.not_selected_because = state.retired.get(client, "")
             record.software, features = book.software_of(client)
             record.features.extend(features)
             if session := sessions.get(client):
@@ -132,12 +136,16 @@ class OperatorService:
     def _state(self, client: str, revoked: bool) -> pb.ClientState.ValueType:
         if revoked:
             return pb.CLIENT_STATE_REVOKED
-        if not self._coordinator.state.is_connected(client):
-            return pb.CLIENT_STATE_GONE
-        if self._coordinator.state.was_told_of_end(client):
+        state, budget = self._coordinator.state, self._coordinator.state.privacy_budget
+        if client in state.retired:
+            return pb.CLIENT_STATE_RETIRED
+        if state.was_told_of_end(client):
             return pb.CLIENT_STATE_FINISHED
-        activity = self._coordinator.state.activity(client)
-        return ACTIVITIES.get(activity, pb.CLIENT_STATE_IDLE)
+        if activity := ACTIVITIES.get(state.activity(client)):
+            return activity
+        if budget and not budget.may_train(client):
+            return pb.CLIENT_STATE_RETIRED
+        return pb.CLIENT_STATE_IDLE if state.is_connected(client) else pb.CLIENT_STATE_GONE
 
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseResponse:
         """Begin no round until `Resume`."""

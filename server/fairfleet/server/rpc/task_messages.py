@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fairfleet.common import wire
-from fairfleet.common.codecs import is_predicted, needs
+from fairfleet.common.codecs import is_predicted, needs, uses_error_feedback
 from fairfleet.common.errors import TryLater
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.federation.clients.assignments import Assignment
@@ -65,7 +65,9 @@ class TaskMessages:
             seconds_left=seconds_left,
             report_gradient_norm="gradient_norm" in fields,
             report_fields=fields,
-            error_feedback=coordinator.settings.compression.error_feedback,
+            error_feedback=uses_error_feedback(
+                coordinator.settings.compression.error_feedback, codec
+            ),
             prediction=self._prediction(member, codec),
             privacy=self._privacy,
             required_features=self._required_features(assignment),

@@ -201,6 +201,25 @@ def client_software(store: ReadableStore) -> dict[str, ClientSoftware]:
     }
 
 
+def retired_clients(store: ReadableStore) -> dict[str, str]:
+    """Return the clients whose owners let them take part no more, with the reason."""
+    query = sa.select(clients_table.c.client, clients_table.c.retired)
+    rows = store.rows(query.where(clients_table.c.retired.is_not(None)))
+    return dict(tuple(row) for row in rows)
+
+
+def retirement_write(client: str, reason: str | None, unix_seconds: float) -> Write:
+    """Record why a client takes part no more; None: it does again."""
+
+    def write(connection: Connection) -> None:
+        change = clients_table.update().where(clients_table.c.client == client)
+        if not connection.execute(change.values(retired=reason)).rowcount:
+            row = {"client": client, "software": "", "features": "[]", "retired": reason}
+            connection.execute(clients_table.insert(), {**row, "unix_seconds": unix_seconds})
+
+    return write
+
+
 def client_software_write(descriptions: Mapping[str, ClientSoftware], unix_seconds: float) -> Write:
     """Record the software and features of clients; what else is known of them stays."""
 

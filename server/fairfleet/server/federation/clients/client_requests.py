@@ -76,6 +76,8 @@ class ClientRequests:
         self._assignments.wake(client)
         self._announce_join(member)
         self._book.note(member)
+        if client in self._runner.retired:
+            await self._departures.retire(client, None)  # its owner raised the limit
         # The software of a client may have been another one before it was restarted.
         if (assignment := self._assignments.assignment(client)) and not self._can_do(
             member, assignment.kind
@@ -122,9 +124,12 @@ class ClientRequests:
         if client in revoked:
             raise Revoked(revocation_message(client, revoked[client]))
 
-    async def leave(self, session_id: str, reason: str) -> None:
-        """End the session of a client that leaves."""
-        await self._departures.depart(self.session(session_id), reason or "left")
+    async def leave(self, session_id: str, reason: str, *, retires: bool = False) -> None:
+        """End the session of a client that leaves; `retires`: its privacy budget is spent."""
+        session, retired = self.session(session_id), self._runner.retired
+        if retires and len(retired) < self._limits.limits.clients:
+            await self._departures.retire(session.client, reason or "its privacy budget is spent")
+        await self._departures.depart(session, reason or "left", for_good=retires)
 
     def acknowledge_finish(self, session_id: str) -> None:
         """Note that a client was informed of the end. It may fetch the result before it leaves."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from fairfleet.common.errors import short
 from fairfleet.proto.v1 import operator_pb2 as pb
@@ -15,6 +16,7 @@ from fairfleet.server.federation.background import loop_time
 from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.federation.round_runner import RoundRunner
 from fairfleet.server.rounds import state_machine
+from fairfleet.server.storage.client_queries import retirement_write
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +36,34 @@ class Departures:
         # The client may be being selected at this moment: that is only known under the lock.
         await self._runner.record(state_machine.ClientLost(client, gave_up))
 
-    async def depart(self, session: Session, reason: str) -> None:
-        """End a session, and continue the round without its client."""
+    async def depart(self, session: Session, reason: str, *, for_good: bool = False) -> None:
+        """End a session, and continue the round without its client.
+
+        With `for_good`, the round does not need another client in its place.
+        """
         if session.finished and self._runner.result is not None:
             self._sessions.remove(session)  # as it was told to: nobody needs to hear of it
             self._runner.check_drained()
             return
         self.disconnect(session, reason)
-        await self.lose(session.client)
+        if for_good:
+            self._runner.assignments.release([session.client])
+            await self._runner.record(state_machine.ClientRetired(session.client))
+        else:
+            await self.lose(session.client)
         self._runner.check_drained()
+
+    async def retire(self, client: str, reason: str | None) -> None:
+        """Record that a client's owner lets it take part no more, or with None that it does."""
+        runner = self._runner
+        write = retirement_write(client, reason, time.time())
+        await runner.background.run_to_completion(
+            runner.executors.in_database(runner.store.write, write)
+        )
+        if reason is None:
+            runner.retired.pop(client, None)
+        else:
+            runner.retired[client] = reason
 
     def disconnect(self, session: Session, reason: str) -> None:
         """End a session and announce it; the round is not affected."""

@@ -1,0 +1,158 @@
+"""The client's ledger: what was recorded stays charged, whatever happens to the process."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairfleet.client.privacy.ledger import FILE, Release, ReleaseLedger
+from fairfleet.common.errors import StateDirError
+
+UPDATE = Release("f", "update", 0, "aa", 0.25)
+
+
+def release(number: int, cost: float = 0.25, federation: str = "f") -> Release:
+    return Release(federation, "update", number, f"{number:04x}", cost)
+
+
+def test_a_release_is_charged_once_however_often_it_is_sent_again(tmp_path: Path) -> None:
+    ledger = ReleaseLedger(tmp_path)
+    assert ledger.record(UPDATE)
+    assert not ledger.record(UPDATE)
+    assert not ReleaseLedger(tmp_path).record(UPDATE), "nor by a later process"
+    assert ReleaseLedger(tmp_path).total == ledger.total == 0.25
+
+
+def test_all_federations_of_a_client_count_together(tmp_path: Path) -> None:
+    ledger = ReleaseLedger(tmp_path)
+    ledger.record(release(0))
+    ledger.record(release(0, cost=0.5, federation="g"))
+    assert ledger.total == 0.75
+    assert dict(ReleaseLedger(tmp_path).costs) == {"f": 0.25, "g": 0.5}
+
+
+def test_a_refused_release_leaves_no_trace(tmp_path: Path) -> None:
+    ledger = ReleaseLedger(tmp_path)
+    ledger.record(release(0))
+    before = (tmp_path / FILE).read_bytes()
+
+    def refuse(total: float) -> None:
+        assert total == 0.5
+        raise ValueError("too much")
+
+    with pytest.raises(ValueError, match="too much"):
+        ledger.record(release(1), refuse)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert ReleaseLedger(tmp_path).total == 0.25
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from fairfleet.client.privacy.ledger import Release, ReleaseLedger
+ledger = ReleaseLedger(Path(sys.argv[1]))
+ledger.record(Release("f", "update", 0, "aa", 0.25))
+os.kill(os.getpid(), 9)  # before it could send anything
+"""
+
+
+def test_a_client_killed_between_record_and_send_has_charged(tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    assert killed.returncode == -9
+    assert ReleaseLedger(tmp_path).total == 0.25
+
+
+def test_a_release_is_durable_before_record_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bytes] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        path = tmp_path / FILE
+        synced.append(path.read_bytes())
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    ReleaseLedger(tmp_path).record(UPDATE)
+    assert b'"aa"' in synced[-1], "the line is written before the last sync"
+    assert len(synced) == 2, "and the name of the new file is synced as well"
+
+
+@given(cut=st.integers(0, 400), first=st.integers(1, 3))
+def test_a_power_cut_in_a_line_loses_at_most_the_release_that_was_not_sent(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, first: int
+) -> None:
+    folder = tmp_path_factory.mktemp("ledger")
+    ledger = ReleaseLedger(folder)
+    for number in range(first):
+        ledger.record(release(number))
+    durable = (folder / FILE).stat().st_size
+    ledger.record(release(first))
+    size = min(durable + cut, (folder / FILE).stat().st_size)
+    os.truncate(folder / FILE, size)  # all that was fsynced before is there
+    after = ReleaseLedger(folder)
+    complete = size == (folder / FILE).stat().st_size and size > durable
+    assert after.total == 0.25 * (first + (1 if complete else 0))
+    after.record(release(99))
+    assert ReleaseLedger(folder).total == after.total
+
+
+@pytest.mark.parametrize("line", [b"{}", b"not json", b'{"federation": "f"}'])
+def test_a_damaged_ledger_stops_the_client(tmp_path: Path, line: bytes) -> None:
+    ReleaseLedger(tmp_path).record(UPDATE)
+    with open(tmp_path / FILE, "ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(StateDirError, match="is damaged") as refused:
+        ReleaseLedger(tmp_path)
+    assert "backup" in str(refused.value)
+
+
+def test_a_release_without_noise_is_infinite_also_after_a_restart(tmp_path: Path) -> None:
+    ReleaseLedger(tmp_path).record(UPDATE._replace(cost=math.inf))
+    assert math.isinf(ReleaseLedger(tmp_path).total)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from fairfleet.client.privacy.ledger import Release, ReleaseLedger
+ledger = ReleaseLedger(Path(sys.argv[1]))
+def check(total):
+    if total > 10:
+        raise SystemExit(0)
+for number in range(1000):
+    ledger.record(Release("f", "update", number, sys.argv[2] + str(number), 0.25), check)
+"""
+
+
+def test_two_processes_together_do_not_exceed_a_limit(tmp_path: Path) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), name]) for name in "ab"
+    ]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert ReleaseLedger(tmp_path).total == 10
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    assert len(lines) == len({line["what"] for line in lines}) == 40
+
+
+def test_a_ledger_that_cannot_be_written_sends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = ReleaseLedger(tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    (tmp_path / FILE).touch()
+    with pytest.raises(StateDirError, match="No space left"):
+        ledger.record(UPDATE)

@@ -1,0 +1,112 @@
+"""Limits on epsilon between real processes: who reaches one retires, and the others train on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fairfleet.common.privacy_costs import gaussian_epsilon, update_cost
+from fairfleet.proto.v1 import operator_pb2 as pb
+from tests.support.fleet import Fleet, until
+
+LOCAL = {"privacy__where": "client", "privacy__clip": 1.0, "privacy__noise_multiplier": 2.0}
+PLAIN = "plain"  # this task's model has no buffers
+
+
+def spent(releases: int) -> float:
+    return gaussian_epsilon(releases * update_cost(2.0), 1e-5)
+
+
+def clients(fleet: Fleet) -> dict[str, dict[str, Any]]:
+    """Return the records of `fairfleet clients --json`, by client."""
+    done = fleet.run("clients", "--server", fleet.address, "--json")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    return {record["client"]: record for record in records}
+
+
+def releases(fleet: Fleet, client: str) -> int:
+    """Return how many updates of a client the server was sent."""
+    rows = fleet.query(f"select count(*) from releases where client = '{client}'")
+    return int(rows[0][0])
+
+
+def ledger(fleet: Fleet, client: str) -> list[dict[str, Any]]:
+    """Return what the client itself recorded of its updates."""
+    path = fleet.folder / "clients" / client / "releases.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "update"]
+
+
+def test_a_client_retires_at_its_owners_limit_and_the_others_train_on(fleet: Fleet) -> None:
+    limit = ("--max-epsilon", f"{spent(2) + 0.01}")
+    fleet.init(task=PLAIN)
+    fleet.start_server(rounds=1000, round__evaluate_every=0, **LOCAL)
+    for name, flags in (("ann", limit), ("bob", ()), ("cat", ())):
+        fleet.start_client(name, *flags, task=PLAIN)
+    assert fleet.clients["ann"].wait(30) == 0
+    assert f"takes part no more: epsilon {spent(2):.2f} of the" in fleet.log("ann.log")
+    fleet.wait_for_version(fleet.version() + 2)
+    shown = clients(fleet)
+    assert shown["ann"]["state"] == "retired"
+    assert "privacy budget is spent" in shown["ann"]["not_selected_because"]
+    assert releases(fleet, "ann") == len(ledger(fleet, "ann")) == 2
+
+    assert fleet.start_client("ann", *limit, task=PLAIN).wait(30) == 0
+    assert releases(fleet, "ann") == 2, "a restart does not begin a new count"
+    fleet.kill_server()
+    fleet.start_server(rounds=1000, round__evaluate_every=0, **LOCAL)
+    assert clients(fleet)["ann"]["state"] == "retired"
+
+    fleet.start_client("ann", "--max-epsilon", f"{spent(3) + 0.01}", task=PLAIN)
+    assert fleet.clients["ann"].wait(30) == 0
+    assert releases(fleet, "ann") == len(ledger(fleet, "ann")) == 3
+    report = fleet.run("privacy", "--state-dir", str(fleet.folder / "clients"), "--name", "ann")
+    assert f"ε {spent(3):.2f} at δ 1e-05" in report.stdout, report
+    assert "3 updates" in report.stdout
+
+
+def test_a_server_that_asks_for_more_than_the_limit_gets_nothing(fleet: Fleet) -> None:
+    fleet.init(task=PLAIN)
+    little = {**LOCAL, "privacy__noise_multiplier": 0.05}
+    fleet.start_server(round__minimum_clients=1, **little)
+    fleet.start_client("ann", "--max-epsilon", "5", task=PLAIN)
+    assert fleet.clients["ann"].wait(30) == 0
+    assert "takes part no more: epsilon 0.00 of the 5" in fleet.log("ann.log")
+    assert fleet.query("select count(*) from updates") == [(0,)]
+    assert not (fleet.folder / "clients" / "ann" / "releases.jsonl").exists()
+
+
+def test_a_limit_is_refused_where_updates_have_no_noise(fleet: Fleet) -> None:
+    fleet.init(task=PLAIN)
+    fleet.start_server(round__minimum_clients=1)
+    fleet.start_client("ann", "--max-epsilon", "5", task=PLAIN)
+    assert fleet.clients["ann"].wait(30) == 2
+    assert "privacy.where: client" in fleet.log("ann.log")
+    assert fleet.query("select count(*) from updates") == [(0,)]
+
+
+def test_exhausted_clients_retire_one_by_one_on_the_server(fleet: Fleet) -> None:
+    settings = {**LOCAL, "privacy__max_epsilon": spent(4) + 0.01, "round__minimum_clients": 1}
+    settings |= {"rounds": 1000, "round__evaluate_every": 0}
+    fleet.init(task=PLAIN)
+    fleet.start_server(**settings)
+    fleet.start_client("ann", task=PLAIN, step_seconds=0.2)
+    fleet.wait_for_version(1)
+    fleet.operator().Pause(pb.PauseRequest(), timeout=10)
+    fleet.start_client("bob", task=PLAIN, step_seconds=0.2)
+    until(lambda: "bob" in clients(fleet), "bob to join")
+    fleet.operator().Resume(pb.ResumeRequest(), timeout=10)
+    until(lambda: clients(fleet)["ann"]["state"] == "retired", "ann to retire")
+    fleet.kill_server()
+    fleet.start_server(**settings)
+    until(lambda: "bob" in clients(fleet) and releases(fleet, "bob") > 2, "bob to train on")
+    ann = clients(fleet)["ann"]
+    assert ann["state"] == "retired"
+    assert set(fleet.wait_clients().values()) == {0}
+    assert releases(fleet, "ann") == releases(fleet, "bob") == 4
+    assert "2 of 2 clients have spent their privacy budget" in fleet.log("server.log")
+    assert fleet.selections()[-1] == {"bob"}
+    shown = clients(fleet)
+    assert {record["state"] for record in shown.values()} == {"retired"}
+    assert all(record["epsilon"] <= spent(4) + 1e-9 for record in shown.values())
