@@ -14,8 +14,8 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.federation.event_stream import score_message
 from fairfleet.server.rounds.version_ranking import VersionScore
-from fairfleet.server.storage.evaluation_queries import server_evaluations_of
 from fairfleet.server.storage.files.exported_model import ExportedModel
+from fairfleet.server.storage.server_evaluation_table import recorded_server_evaluations
 from fairfleet.server.storage.store import Store, StoredModel
 
 
@@ -31,7 +31,8 @@ class ModelArchive:
         """Yield a record of each version that is kept, the oldest first."""
         stored = await asyncio.to_thread(self._store.kept_models)
         times = await asyncio.to_thread(self._store.committed_unix)
-        evaluations = await asyncio.to_thread(server_evaluations_of, self._store)
+        results = await asyncio.to_thread(recorded_server_evaluations, self._store)
+        evaluations = {result.version: result.evaluation for result in results}
         newest, best = self._state.publication.version, self._state.best_version
         for model in stored:
             record = pb.ModelRecord(

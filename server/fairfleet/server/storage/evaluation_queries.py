@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from fairfleet.common.reports import Evaluation
 from fairfleet.server.rounds.missing_evaluations import NO_TEST_DATA
 from fairfleet.server.storage.queries import ReadableStore, Write, writing
-from fairfleet.server.storage.schema import evaluations, models, rounds, server_evaluations
+from fairfleet.server.storage.schema import evaluations, models, rounds
 
 _has_result = evaluations.c.evaluation.is_not(None)
 
@@ -113,10 +113,3 @@ def was_asked(store: ReadableStore, version: int, client: str) -> bool:
         evaluations.c.failure != NO_TEST_DATA,
     )
     return bool(store.rows(query))
-
-
-def server_evaluations_of(store: ReadableStore) -> dict[int, Evaluation]:
-    """Return how versions do on the server's own test data, for those that have a result."""
-    table = server_evaluations.c
-    query = sa.select(table.version, table.evaluation).where(table.evaluation.is_not(None))
-    return {version: Evaluation.model_validate_json(text) for version, text in store.rows(query)}
