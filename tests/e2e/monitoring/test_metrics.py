@@ -102,7 +102,8 @@ def test_a_scrape_reports_the_state_and_the_events_of_the_federation(
         "round__evaluate_every": 2,
         "verification__halvings": 1,
     }
-    fleet.start_server(http__port=port, rounds=4, rule__name="fedlf", **settings)
+    rule = {"rule__name": "fedlf", "rule__layers": "tensors"}
+    fleet.start_server(http__port=port, rounds=4, **rule, **settings)
     fleet.start_client("ann")
     fleet.start_client("bob")
     until(lambda: scrape(port)[series("fairfleet_clients", state="idle")] == 2, "two idle clients")

@@ -40,3 +40,8 @@ def made(label: str, seed: int, accuracy: list[float], setting: str = "") -> Run
         losses=(1.0,),
         points=tuple(points),
     )
+
+
+def keys_of(run: Run) -> set[str]:
+    """Return the keys that a run's experiment has, or had before a revision."""
+    return {run.experiment.key(), *run.experiment.earlier_keys().values()}

@@ -25,7 +25,12 @@ from fairfleet.common.codecs import codec_named, uses_error_feedback
 from fairfleet.common.errors import BadRequest, UsageError
 from fairfleet.common.training_plan import Plan
 from fairfleet.lab.datasets.registry import state_of_own
-from fairfleet.lab.experiments.revisions import PastReadings, earlier_readings, past_readings
+from fairfleet.lab.experiments.revisions import (
+    PastReadings,
+    as_first_written,
+    earlier_readings,
+    past_readings,
+)
 from fairfleet.lab.experiments.rule_spec import parse_rule
 from fairfleet.lab.partitioning.partitions import Partition
 from fairfleet.lab.partitioning.splits import check_shares
@@ -239,6 +244,8 @@ class Experiment(BaseModel):
 
     def _key(self, revisions: Mapping[str, int]) -> str:
         values = self.model_dump(mode="json", exclude_defaults=True)
+        if "rule" in values:
+            values["rule"] = as_first_written(self.rule)
         if later := {subject: number for subject, number in revisions.items() if number > 1}:
             values["revisions"] = later
         if state := state_of_own(self.data):

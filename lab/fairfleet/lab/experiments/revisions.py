@@ -36,6 +36,18 @@ def past_readings(rule: str, recipe: Recipe, plan: Plan, data: str) -> PastReadi
     return {subject: readings for subject, readings in past.items() if readings}
 
 
+def as_first_written(rule: str) -> str:
+    """Return a rule's text without parameters that only ask for its first reading.
+
+    `fedlf,layers=tensors` means what `fedlf` meant first, so it has the same records.
+    """
+    name, *parameters = rule.split(",")
+    earlier = listings()[name.strip()].earlier
+    if not earlier or earlier[0].written not in parameters:
+        return rule
+    return ",".join([name, *(text for text in parameters if text != earlier[0].written)])
+
+
 def earlier_readings(past: PastReadings) -> Iterator[tuple[str, dict[str, int]]]:
     """Yield the words and the revision numbers of every combination before the present one."""
     choices = [range(1, len(readings) + 2) for readings in past.values()]

@@ -72,9 +72,11 @@ def recorded_runs(planned: list[PlannedRun], ledger: Ledger) -> list[Run]:
 def earlier_runs(planned: list[PlannedRun], ledger: Ledger) -> list[Run]:
     """Return recorded runs from before a revision of their rule, dataset or measures.
 
-    They are labelled with the reading of that time.
+    They are labelled with the reading of that time. Those that the sweep still has under another
+    name are left out.
     """
-    records = ledger.runs()
+    present = {plan.experiment.key() for plan in planned}
+    records = {key: run for key, run in ledger.runs().items() if key not in present}
     return [
         relabelled(records[key], plan._replace(label=f"{plan.label}{EARLIER_READING}{words}"))
         for plan in planned

@@ -28,7 +28,7 @@ RULES: list[dict[str, Any]] = [
     {"label": "FedFV τ=0", "rule": "fedfv,alpha=0.1,tau=0"},
     {"label": "FedFV τ=10", "rule": "fedfv,alpha=0.1,tau=10"},
     {"label": "AdaFed γ=5", "rule": "adafed,gamma=5"},
-    {"label": "FedLF", "rule": "fedlf"},
+    {"label": "FedLF", "rule": "fedlf,layers=tensors"},
     {"label": "FedMGDA+ ε=0.1", "rule": "fedmgda_plus,epsilon=0.1,eta=0.1"},
     {"label": "q-FedAvg q=5", "rule": "qfedavg,q=5", "loss": "after"},
     {"label": "FedFV τ=1", "rule": "fedfv,alpha=0.1,tau=1"},

@@ -42,7 +42,7 @@ RULES: list[dict[str, Any]] = [
         "rule": "adafed,gamma=1,length=literal,phi_norm=none",
         "rounds": 300,
     },
-    {"label": "FedLF", "rule": "fedlf"},
+    {"label": "FedLF", "rule": "fedlf,layers=tensors"},
 ]
 COLUMNS = (
     Column("shirt", client_accuracy(SHIRT), tolerance=None),

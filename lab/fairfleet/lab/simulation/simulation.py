@@ -99,7 +99,7 @@ class Simulation:
         self.attendance = AttendanceBook()
         self.loss_history = LossHistory()
         self.average = ModelAverage()
-        self._layers = layer_sizes(self.model.signature)
+        self._layers = layer_sizes(self.model.signature, federation.recipe.rule.blocks())
         self.history = self._new_history()
         self._spare = Model.empty(self.model.signature)  # memory of the next model
 

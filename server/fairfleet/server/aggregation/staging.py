@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
-from fairfleet.common.tensors import Model, Section, Signature
+from fairfleet.common.tensors import Model, Section, Signature, TensorSpec
 from fairfleet.server.aggregation.aggregator import (
     EVERYTHING,
     AddNoise,
@@ -20,7 +21,7 @@ from fairfleet.server.aggregation.buffers import merge_state
 from fairfleet.server.aggregation.finite import check_model, check_sum, take_step
 from fairfleet.server.aggregation.isolation import Attempt
 from fairfleet.server.aggregation.results import AggregatedStep, ServerState
-from fairfleet.server.rules import Recipe, Report, StepTrials
+from fairfleet.server.rules import Blocks, Recipe, Report, StepTrials
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,34 @@ def stage_step(
     return StagedStep(step, trials)
 
 
-def layer_sizes(signature: Signature) -> list[int]:
-    """Return the blocks in which rules see a model: its parameter tensors, as in FedLF's paper."""
-    return [tensor.size for tensor, _ in signature.spans(Section.PARAMETERS) if tensor.size]
+def layer_sizes(signature: Signature, blocks: Blocks = "tensors") -> list[int]:
+    """Return the sizes of the blocks in which a rule sees a model."""
+    return [
+        sum(tensor.size for tensor in tensors) for _, tensors in layer_tensors(signature, blocks)
+    ]
+
+
+def layer_names(signature: Signature, blocks: Blocks = "tensors") -> list[str]:
+    """Return the names of the blocks in which a rule sees a model."""
+    return [name for name, _ in layer_tensors(signature, blocks)]
+
+
+def layer_tensors(signature: Signature, blocks: Blocks) -> list[tuple[str, list[TensorSpec]]]:
+    """Return the name and the parameter tensors of each block.
+
+    A module is all neighbouring tensors whose names agree up to the last dot, such as `2.weight`
+    and `2.bias`. A name without a dot is a module of its own, but `weight` and `bias` are one.
+    """
+    tensors = [tensor for tensor, _ in signature.spans(Section.PARAMETERS) if tensor.size]
+    if blocks == "tensors":
+        return [(tensor.name, [tensor]) for tensor in tensors]
+    groups = [(name, list(group)) for name, group in groupby(tensors, module_of)]
+    return [(group[0].name if len(group) == 1 else name, group) for name, group in groups]
+
+
+def module_of(tensor: TensorSpec) -> str:
+    """Return the name of the tensor's module."""
+    return "model" if tensor.name in ("weight", "bias") else tensor.layer
 
 
 def uses_history(recipe: Recipe) -> bool:

@@ -99,7 +99,7 @@ class ModelCommitter:
         self.conflict_map: ConflictMap | None = None  # of the newest round
         self._store, self._recipe, self._state, self._options = store, recipe, state, options
         self._requirements = ReportRequirements.of_recipe(recipe, options.measurement)
-        self._layers = layer_sizes(model.signature)
+        self._layers = layer_sizes(model.signature, recipe.rule.blocks())
         self._past: DurableHistory | None = None
         if uses_history(recipe):
             self._past = DurableHistory(store, self._layers, options.history)

@@ -20,6 +20,7 @@ from fairfleet.common.cli.message_json import plain
 from fairfleet.common.features import software
 from fairfleet.common.tensors import Section
 from fairfleet.server.aggregation.conflict_map import ConflictMap
+from fairfleet.server.aggregation.staging import layer_names
 from fairfleet.server.federation.federation_state import FederationState
 from fairfleet.server.monitoring.dashboard_state import DashboardState, finite
 from fairfleet.server.monitoring.http_endpoint import Answer, Page, Request, Stream
@@ -179,8 +180,8 @@ class Dashboard:
         conflict_map = self._federation.conflict_map
         if conflict_map is None:
             return _json({"layers": [], "harmed": [], **await asyncio.to_thread(self._recorded)})
-        spans = self._federation.signature.spans(Section.PARAMETERS)
-        layers = [tensor.name for tensor, _ in spans if tensor.size]
+        blocks = self._federation.recipe.rule.blocks()
+        layers = layer_names(self._federation.signature, blocks)
         if layer is not None and layer >= len(layers):
             error = f"layer {layer} is not one of the {len(layers)} from 0"
             return _json({"error": error}, HTTPStatus.NOT_FOUND)

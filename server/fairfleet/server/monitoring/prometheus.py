@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from fairfleet.common.tensors import Section
 from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.aggregation.staging import layer_names
 from fairfleet.server.federation.federation_state import FederationState
 from fairfleet.server.monitoring.measures import Conflicts, FleetEvaluation, StepTaken
 from fairfleet.server.monitoring.prometheus_families import (
@@ -182,11 +183,7 @@ class Metrics(Collector):
     @property
     def layers(self) -> list[str]:
         """Names of the blocks that rules see a model in."""
-        return [
-            tensor.name
-            for tensor, _ in self._state.signature.spans(Section.PARAMETERS)
-            if tensor.size
-        ]
+        return layer_names(self._state.signature, self._state.recipe.rule.blocks())
 
     def _federation(self) -> Iterator[Metric]:
         federation, round_number = self._state, self._state.round

@@ -8,6 +8,7 @@ on plain arrays without a server, use `recipe` and `fairfleet.server.aggregation
 """
 
 from fairfleet.server.rules.base import (
+    Blocks,
     LineSearch,
     LineSearchResult,
     Needs,
@@ -23,6 +24,7 @@ from fairfleet.server.rules.optimizers import Optimizer
 from fairfleet.server.rules.registry import Listing, Recipe, listings, optimizer, recipe
 
 __all__ = [
+    "Blocks",
     "Cohort",
     "LineSearch",
     "LineSearchResult",

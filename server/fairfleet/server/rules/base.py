@@ -18,6 +18,8 @@ from fairfleet.server.gram import ColumnRule
 from fairfleet.server.rules.cohort import Cohort, Vector
 
 Losses = Literal["any", "non_negative", "positive"]
+# What a rule's layers are: parameter tensors, or the tensors of a module together.
+Blocks = Literal["tensors", "modules"]
 
 
 class State(BaseModel):
@@ -121,6 +123,17 @@ class Rule(BaseModel):
 
         A rule whose formula depends on the local solver overrides it, and raises RuleError for a
         solver that the formula does not cover.
+        """
+        return self
+
+    def blocks(self) -> Blocks:
+        """Return the blocks of a model that the rule's layers are."""
+        return "tensors"
+
+    def keeping_blocks(self, blocks: Blocks) -> Rule:
+        """Return the rule for a federation that began with these blocks.
+
+        They replace a default, not a parameter that was given.
         """
         return self
 

@@ -84,6 +84,7 @@ class EarlierReading(NamedTuple):
     words: str  # for the label of results with it
     # Whether the revision changed what this recipe, with this plan of local training, means.
     concerns: Callable[[Recipe, Plan], bool] = _always
+    written: str = ""  # the parameter, such as "layers=tensors", by which it can still be had
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,11 @@ def fednova_was_untold(recipe: Recipe, plan: Plan) -> bool:
     return bool(by_momentum or by_proximal_term)
 
 
+def fedlf_had_tensors(recipe: Recipe, plan: Plan) -> bool:
+    """Return whether the layers of FedLF, which are modules by default, were not given."""
+    return "layers" not in recipe.rule.model_fields_set
+
+
 BUILT_IN: dict[str, Listing] = {
     "fedavg": Listing(FedAvg),
     "fedavg_n": Listing(FedAvgN),
@@ -146,7 +152,10 @@ BUILT_IN: dict[str, Listing] = {
     "fedfv": Listing(FedFV),
     "adafed": Listing(AdaFed),
     "adafedadam": Listing(AdaFedAdam, CertaintyAdam),
-    "fedlf": Listing(FedLF),
+    "fedlf": Listing(
+        FedLF,
+        earlier=(EarlierReading("layers are tensors", fedlf_had_tensors, "layers=tensors"),),
+    ),
     "qfedavg": Listing(QFedAvg),
     "afl": Listing(AFL),
     "term": Listing(TERM),

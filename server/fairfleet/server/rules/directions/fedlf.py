@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fairfleet.server.rules.base import Needs, Rule, State, Step
+from fairfleet.server.rules.base import Blocks, Needs, Rule, State, Step
 from fairfleet.server.rules.cohort import Cohort, Indices, Vector
 from fairfleet.server.rules.solvers.algebra import (
     ZERO,
@@ -43,6 +43,8 @@ class FedLF(Rule):
     normalize: Normalize = "all_rows"  # which rows are scaled to the clients' mean length
     use_p: bool = True  # whether grad P is an objective
     history: bool = True  # whether absent clients are objectives
+    # A layer is a module (weight and bias together), a tensor, or the model (one).
+    layers: Literal["modules", "tensors", "one"] = "modules"
     zero_tol: float = Field(default=1e-6, gt=0.0)  # relative length at which a direction vanishes
 
     def needs(self) -> Needs:
@@ -50,6 +52,16 @@ class FedLF(Rule):
         return Needs(
             layers=True, losses="non_negative" if self.use_p else "any", exact_losses=self.use_p
         )
+
+    def blocks(self) -> Blocks:
+        """Return the blocks that its layers are; they are modules where all become one."""
+        return "tensors" if self.layers == "tensors" else "modules"
+
+    def keeping_blocks(self, blocks: Blocks) -> FedLF:
+        """Return the rule with these layers, unless its layers were given."""
+        if "layers" in self.model_fields_set:
+            return self
+        return self.model_copy(update={"layers": blocks})
 
     def window(self, known_clients: int, clients: int) -> int:
         """Return tau = floor(M / |S|): about the rounds that it takes to select every client."""
@@ -69,11 +81,14 @@ class FedLF(Rule):
         if len(rows) == 1:
             return Step(uniform(1, len(cohort.gram)), status="single_client", notes=notes)
         gram = cohort.gram if len(rows) == len(cohort.gram) else cohort.gram.of(rows)
-        solution = self.relaxed(gram.layers, cohort.losses)
+        layers = gram.layers.sum(axis=0, keepdims=True) if self.layers == "one" else gram.layers
+        solution = self.relaxed(layers, cohort.losses)
         per_layer = np.zeros((len(cohort.gram.layers), len(cohort.gram)))
         if solution is None:
             return Step(per_layer, status="pareto_stationary", notes=notes)
         blocks, status = solution
+        if self.layers == "one":
+            blocks = [replace(blocks[0], last=len(gram.layers))]
         for block in blocks:
             per_layer[block.first : block.last, rows[: len(block.gram)]] = block.coefficients
         notes["groups"] = [[block.first, block.last] for block in blocks]
