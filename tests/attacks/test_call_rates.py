@@ -56,7 +56,7 @@ def test_a_burst_of_joins_is_refused_with_a_retry_time(tmp_path: Path) -> None:
             client="restless", instance="the same", protocol_version=1, codecs=["raw32"]
         )
         link = ServerConnection(ServerAccess(fleet.address), join)
-        assert link.federation()  # the real client waits as requested and is accepted
+        assert link.enter().federation  # the real client waits as requested and is accepted
         link.leave("enough")
     finally:
         fleet.end()

@@ -109,7 +109,7 @@ def test_a_duplicate_gets_the_same_receipt_and_another_update_is_refused(device:
     assert device.open(encoded).receipt == first
     _, second_encoded = device.encode(2.0)
     with refused(
-        Code.FAILED_PRECONDITION, f"{encoded.digest.hex()[:16]}… stands", "ask for the next task"
+        Code.FAILED_PRECONDITION, f"{encoded.digest.hex()[:16]}… counts", "request the next task"
     ):
         device.open(second_encoded)
     assert device.open(encoded).receipt == first
