@@ -35,8 +35,24 @@ def content(wheel: Path) -> dict[str, bytes]:
 
 def test_the_changelog_has_the_version() -> None:
     assert re.search(
-        rf"^## {re.escape(VERSION)} \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+        rf"^## {re.escape(VERSION)} - ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )
+
+
+def test_the_newest_version_of_the_changelog_has_upgrade_notes() -> None:
+    sections = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]
+    assert sections[0].startswith(f"{VERSION} - "), "the topmost version is the one being made"
+    assert all("### Upgrade notes\n" in section for section in sections)
+
+
+def test_pages_name_wheels_and_images_of_this_version() -> None:
+    named = [
+        (page.name, name)
+        for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+        for name in re.findall(r"\bfairfleet[a-z-]*[-:]\d+\.\d+\.\d+", page.read_text())
+    ]
+    assert len(named) > 3
+    assert [(page, name) for page, name in named if not name.endswith(VERSION)] == []
 
 
 def test_make_dist_builds_wheel_and_sdist() -> None:
