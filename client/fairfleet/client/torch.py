@@ -37,7 +37,14 @@ from fairfleet.client.training.torch_data import (
     is_function,
     make_sample_source,
 )
-from fairfleet.client.training.torch_measures import Accuracy, DeviceLoss, Loss, measure
+from fairfleet.client.training.torch_measures import (
+    Accuracy,
+    DeviceLoss,
+    Loss,
+    NamedMeasures,
+    TestOutputs,
+    measure,
+)
 from fairfleet.client.training.torch_memory import largest_batch
 from fairfleet.client.training.torch_modules import (
     add_proximal_gradient,
@@ -87,6 +94,9 @@ class TorchTask:
         loss: `loss(output, y)`, one number: the mean over a batch, as torch's losses return.
         accuracy: `accuracy(output, y)`, the share of right answers in a batch, or None if there
             is no such share. The default handles class logits.
+        measures: `measures(outputs, targets)`, further figures of a model, by name: a function of
+            the outputs and targets of all test samples, on the CPU. It returns, for example,
+            `{"auc": higher(0.93)}`, with `higher` and `lower` of `fairfleet.client`.
         device: auto, cpu, cuda, cuda:1 or mps. `fairfleet client --device` overrides it.
         collate: joins the samples of a Dataset to a batch (x, y).
         workers: processes that read a Dataset; 0 reads it in the training thread.
@@ -107,6 +117,7 @@ class TorchTask:
         test: Data | None = None,
         loss: Loss,
         accuracy: Accuracy = class_accuracy,
+        measures: NamedMeasures | None = None,
         device: str = "auto",
         collate: Collate = default_collate,
         workers: int = 0,
@@ -117,6 +128,7 @@ class TorchTask:
                 f"TorchTask needs a function that builds the model; found a {type(model).__name__}"
             )
         self._build, self._loss, self._accuracy = model, loss, accuracy
+        self._measures = measures
         self._measure_batch = MEASURE_BATCH
         self._overwritten = False  # whether our module has been filled with a received model
         self._data, self._reading = (train, test), Reading(collate, workers, pin_memory)
@@ -201,23 +213,30 @@ class TorchTask:
         return Trained(copied_arrays(parameters | buffers), report)
 
     def evaluate(self, model: Arrays) -> Evaluation:
-        """Return loss and accuracy on the test samples. Raises UsageError without any."""
+        """Return loss, accuracy and the task's own measures on the test samples.
+
+        Raises UsageError without any.
+        """
         if not self._test:
             raise UsageError(
                 "this task has no test samples to evaluate on; give some as TorchTask(…, test=…)"
             )
         module = self._load(model)
         order = sequential_batches(self.test_samples, self._measure_batch)
+        outputs = TestOutputs(self._accuracy, self._measures)
         measures = measure(
             module,
             self._batches(module, self._test, order),
             self.test_samples,
             self._loss_of,
-            self._accuracy,
+            outputs,
             where="over the test data",
         )
         return Evaluation(
-            samples=self.test_samples, loss=measures.loss.loss, accuracy=measures.accuracy
+            samples=self.test_samples,
+            loss=measures.loss.loss,
+            accuracy=measures.accuracy,
+            measures=outputs.measures(),
         )
 
     def training_loss(self, model: Arrays) -> float:

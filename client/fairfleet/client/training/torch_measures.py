@@ -7,7 +7,7 @@ until the end of a pass, and progress reports read one of them at intervals.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,12 +16,35 @@ from torch import Tensor, nn
 from fairfleet.client.training.losses import ModelMeasures, Watch, mean_loss
 from fairfleet.client.training.torch_data import Batch
 from fairfleet.client.training.torch_modules import check_finite, gradient_norm
+from fairfleet.common.reports import Measure
 from fairfleet.common.training_plan import LossMeasurement
 
 READ_SECONDS = 0.25  # between readings of a loss from the device
 
 Loss = Callable[[Any, Tensor], Tensor]
 Accuracy = Callable[[Any, Tensor], "Tensor | float | None"]
+NamedMeasures = Callable[[Tensor, Tensor], Mapping[str, Measure]]
+
+
+class TestOutputs:
+    """Passes batches on to the task's accuracy, and keeps them for measures of the whole."""
+
+    def __init__(self, accuracy: Accuracy, measures: NamedMeasures | None) -> None:
+        self._accuracy, self._measures = accuracy, measures
+        self._outputs, self._targets = list[Tensor](), list[Tensor]()
+
+    def __call__(self, output: Any, target: Tensor) -> Tensor | float | None:
+        """Return the accuracy of a batch."""
+        if self._measures is not None:
+            self._outputs.append(output.detach().cpu())
+            self._targets.append(target.detach().cpu())
+        return self._accuracy(output, target)
+
+    def measures(self) -> dict[str, Measure]:
+        """Return the task's own measures over all batches."""
+        if self._measures is None:
+            return {}
+        return dict(self._measures(torch.cat(self._outputs), torch.cat(self._targets)))
 
 
 class DeviceLoss:

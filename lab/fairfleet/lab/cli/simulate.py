@@ -73,19 +73,19 @@ def write_events(run: Run, files: EventFiles) -> None:
     """Write the learning curve under the names that a server uses in its event files."""
     for point in run.points:
         scalars = {
-            "accuracy/mean": point.mean,
-            "accuracy/standard_deviation": point.deviation,
-            "accuracy/worst_5": point.worst_5,
-            "accuracy/best_5": point.best_5,
-            "accuracy/worst_10": point.worst_10,
-            "accuracy/best_10": point.best_10,
+            f"{run.measure}/mean": point.mean,
+            f"{run.measure}/standard_deviation": point.deviation,
+            f"{run.measure}/worst_5": point.worst_5,
+            f"{run.measure}/best_5": point.best_5,
+            f"{run.measure}/worst_10": point.worst_10,
+            f"{run.measure}/best_10": point.best_10,
             "training/loss_mean": point.loss,
             "evaluation/improved_clients": point.improved,
             "step/conflicting_clients_share": point.conflicts,
         }
         files.scalars(point.round, scalars)
     if run.honest:
-        files.distribution(run.rounds, "accuracy/clients", run.honest)
+        files.distribution(run.rounds, f"{run.measure}/clients", run.honest)
     files.close()
 
 
@@ -127,6 +127,7 @@ def curve(run: Run) -> Table:
         accuracies = (point.mean, point.deviation, point.worst_5, point.best_5)
         loss = "-" if point.loss is None else f"{point.loss:.4f}"
         conflicts = "-" if point.conflicts is None else f"{100 * point.conflicts:.1f} %"
-        cells = [f"{100 * value:.2f}" for value in accuracies]
+        digits = 2 if run.measure == "accuracy" else 4
+        cells = [f"{run.scale * value:.{digits}f}" for value in accuracies]
         table.add_row(str(point.round), *cells, loss, conflicts)
     return table

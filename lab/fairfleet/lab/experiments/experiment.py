@@ -23,6 +23,7 @@ from pydantic import (
 
 from fairfleet.common.codecs import codec_named, uses_error_feedback
 from fairfleet.common.errors import BadRequest, UsageError
+from fairfleet.common.reports import BUILT_IN, check_measure_name
 from fairfleet.common.training_plan import Plan
 from fairfleet.lab.datasets.registry import state_of_own
 from fairfleet.lab.experiments.revisions import (
@@ -152,6 +153,15 @@ class Experiment(BaseModel):
         default="last",
         description="model that is evaluated: the newest, or the mean of all models so far",
     )
+    measure: str = Field(
+        default="accuracy",
+        description="figure by which models are judged: accuracy, loss or one of `measures`",
+    )
+    measures: str = Field(
+        default="",
+        description="module:function that returns further measures, by name, of the outputs and "
+        "targets of a client's test samples",
+    )
     privacy: PrivacySettings | None = Field(
         default=None, description="differential privacy: clip, noise_multiplier, where"
     )
@@ -224,6 +234,18 @@ class Experiment(BaseModel):
             tries_steps = self.verification is not None or recipe.rule.needs().line_search
             if why := refusal(self.privacy, recipe, tries_steps, self.selection, self.admission):
                 raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _check_measure(self) -> Experiment:
+        if self.measure in BUILT_IN:
+            return self
+        check_measure_name(self.measure)
+        if not self.measures:
+            raise ValueError(
+                f"measure {self.measure} is neither accuracy nor loss; give measures, the "
+                "module:function that computes it"
+            )
         return self
 
     def key(self) -> str:

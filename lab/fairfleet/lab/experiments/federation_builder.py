@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fairfleet.client.training.torch_measures import NamedMeasures
+from fairfleet.common.cli.user_modules import import_user_module
 from fairfleet.common.errors import UsageError
 from fairfleet.common.training_plan import Plan
 from fairfleet.lab import models
@@ -70,9 +72,26 @@ def _federation(
         loss_total=experiment.loss_total,
         judged=experiment.judged,
         privacy=experiment.privacy,
+        measure=experiment.measure,
+        measures=_measures(experiment.measures),
         engine=engine,
         workers=workers,
     )
+
+
+def _measures(spec: str) -> NamedMeasures | None:
+    """Return the function that `module:function` names; None for an empty text."""
+    if not spec:
+        return None
+    module_name, _, name = spec.partition(":")
+    try:
+        function = getattr(import_user_module(module_name), name, None)
+    except (ModuleNotFoundError, ValueError) as error:
+        raise UsageError(f"measures {spec!r}: {error}; give module:function") from error
+    if not callable(function):
+        raise UsageError(f"measures {spec!r}: module {module_name} has no function {name!r}")
+    measures: NamedMeasures = function
+    return measures
 
 
 def _seeded_plan(experiment: Experiment) -> Plan:

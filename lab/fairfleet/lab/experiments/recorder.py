@@ -15,7 +15,7 @@ import numpy as np
 from fairfleet.common.fairness import Fairness
 from fairfleet.lab.experiments.run_log import Point, Run
 from fairfleet.lab.simulation.federation import RoundResult
-from fairfleet.lab.simulation.trainer import ClientScores
+from fairfleet.lab.simulation.trainer import ClientScores, Measured
 from fairfleet.server.aggregation.admission import AdmissionFinding
 
 DIGITS = 5  # of an accuracy: clients have fewer than a hundred thousand test samples
@@ -27,13 +27,18 @@ class Recorder:
     `honest` holds the indices of honest clients, `dishonest` the names of attackers.
     """
 
-    def __init__(self, honest: np.ndarray, dishonest: AbstractSet[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        honest: np.ndarray,
+        dishonest: AbstractSet[str] = frozenset(),
+        measure: str = "accuracy",
+    ) -> None:
         self.points: list[Point] = []
         self.scores: ClientScores | None = None  # of the last evaluation
         self.rounds_done = 0
         self.admission: dict[str, tuple[int, int]] = {}  # see `Run.admission`
         self.since_last_point: dict[str, list[float]] = {}  # field of a point -> value per round
-        self._honest, self._dishonest = honest, dishonest
+        self._honest, self._dishonest, self._measure = honest, dishonest, measure
 
     def resume(self, earlier: Run, since_last_point: dict[str, list[float]]) -> None:
         """Continue as if the rounds of an earlier, interrupted run had been added here."""
@@ -44,7 +49,13 @@ class Recorder:
         if earlier.accuracy:
             columns = (earlier.accuracy, earlier.losses, earlier.personal)
             accuracy, loss, personal = (np.array(values, np.float64) for values in columns)
-            self.scores = ClientScores(accuracy, loss, personal if len(personal) else None)
+            own = np.array(earlier.measured, np.float64)
+            self.scores = ClientScores(
+                accuracy,
+                loss,
+                personal if len(personal) else None,
+                Measured(own, earlier.better) if len(own) else None,
+            )
 
     def add_round(self, result: RoundResult) -> None:
         """Add one round, and a point if the round was evaluated."""
@@ -59,6 +70,18 @@ class Recorder:
             self.points.append(self._point(result, result.scores))
             self.since_last_point = {}
 
+    def _rounded(self, value: float) -> float:
+        """Round to the digits of an accuracy, or to seven digits of another measure."""
+        if self._measure == "accuracy":
+            return round_accuracy(value)
+        return float(f"{value:.7g}")
+
+    def measured(self, scores: ClientScores) -> Measured:
+        """Return the values by which models are judged."""
+        if self._measure == "loss":
+            return Measured(scores.loss, "lower")
+        return Measured(scores.accuracy, "higher") if scores.own is None else scores.own
+
     def _count(self, finding: AdmissionFinding) -> None:
         name = f"{finding.check} {finding.decision}"
         honest, attackers = self.admission.get(name, (0, 0))
@@ -66,20 +89,23 @@ class Recorder:
         self.admission[name] = (honest + (not is_attacker), attackers + is_attacker)
 
     def _point(self, result: RoundResult, scores: ClientScores) -> Point:
-        accuracy = scores.accuracy[self._honest]
-        fairness = Fairness.of(accuracy[np.isfinite(accuracy)])
+        measured = self.measured(scores)
+        values = measured.values[self._honest]
+        fairness = Fairness.of(
+            values[np.isfinite(values)], higher_is_better=measured.direction == "higher"
+        )
         means = {
             name: _mean(self.since_last_point.get(name), rounding)
             for name, rounding in ROUNDING.items()
         }
         return Point(
             round=result.round + 1,
-            mean=round_accuracy(fairness.mean),
-            deviation=round_accuracy(fairness.standard_deviation),
-            worst_5=round_accuracy(fairness.worst_5),
-            best_5=round_accuracy(fairness.best_5),
-            worst_10=round_accuracy(fairness.worst_10),
-            best_10=round_accuracy(fairness.best_10),
+            mean=self._rounded(fairness.mean),
+            deviation=self._rounded(fairness.standard_deviation),
+            worst_5=self._rounded(fairness.worst_5),
+            best_5=self._rounded(fairness.best_5),
+            worst_10=self._rounded(fairness.worst_10),
+            best_10=self._rounded(fairness.best_10),
             improved=result.improved,
             **means,
         )
@@ -93,6 +119,11 @@ def round_accuracy(value: float) -> float:
 def round_accuracies(values: np.ndarray) -> tuple[float | None, ...]:
     """Round one value per client; a value that is not finite becomes None."""
     return tuple(round_accuracy(value) if math.isfinite(value) else None for value in values)
+
+
+def significant(values: np.ndarray) -> tuple[float | None, ...]:
+    """Round one value per client to seven digits; a value that is not finite becomes None."""
+    return tuple(float(f"{value:.7g}") if math.isfinite(value) else None for value in values)
 
 
 ROUNDING: dict[str, Callable[[float], float]] = {

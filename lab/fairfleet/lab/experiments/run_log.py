@@ -18,14 +18,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from fairfleet.common.errors import UsageError
 from fairfleet.common.fairness import Fairness
+from fairfleet.common.reports import Better
 from fairfleet.lab.experiments.experiment import Experiment
 
 
 class Point(BaseModel):
     """One evaluated round of the learning curve.
 
-    Accuracies are of honest clients. Values of rounds, such as the training loss, are means over
-    the rounds since the previous point. Fields with a default are missing in older records.
+    The first figures are of the experiment's measure, over honest clients. Values of rounds, such
+    as the training loss, are means over the rounds since the previous point. Fields with a default
+    are missing in older records.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -65,6 +67,8 @@ class Run(BaseModel):
     training_seconds: float
     accuracy: tuple[float | None, ...] = ()  # final, one per client in the order of their names
     losses: tuple[float | None, ...] = ()
+    measured: tuple[float | None, ...] = ()  # by the experiment's own measure, if it has one
+    better: Better = "higher"  # values of the experiment's measure
     personal: tuple[float | None, ...] = ()  # accuracies of Ditto's personal models
     tested: tuple[int, ...] = ()  # number of test samples of each client
     parameters: int = 0  # of the model; 0 in records that are older than this field
@@ -85,9 +89,25 @@ class Run(BaseModel):
         return experiment
 
     @property
+    def measure(self) -> str:
+        """Return the measure by which the run is judged."""
+        return self.experiment.measure
+
+    @property
+    def scale(self) -> float:
+        """Return by how much figures are multiplied to be shown: accuracies are in percent."""
+        return 100.0 if self.measure == "accuracy" else 1.0
+
+    @property
+    def sign(self) -> int:
+        """Return 1 if higher values of the measure are better, -1 if lower ones are."""
+        return 1 if self.better == "higher" else -1
+
+    @property
     def honest(self) -> list[float]:
-        """Return the accuracies that count: of honest clients with test samples."""
-        return self._of_honest(self.accuracy)
+        """Return the values that count: of honest clients with test samples."""
+        by_measure = {"accuracy": self.accuracy, "loss": self.losses}
+        return self._of_honest(by_measure.get(self.measure, self.measured))
 
     @property
     def honest_personal(self) -> list[float]:
@@ -104,8 +124,8 @@ class Run(BaseModel):
 
     @property
     def fairness(self) -> Fairness:
-        """Return the fairness measures of the final accuracies of honest clients."""
-        return Fairness.of(self.honest)
+        """Return the fairness measures of the final values of honest clients."""
+        return Fairness.of(self.honest, higher_is_better=self.sign > 0)
 
     @property
     def improved(self) -> float:

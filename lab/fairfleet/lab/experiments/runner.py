@@ -19,7 +19,7 @@ import torch
 from fairfleet.common.errors import TaskFailed, UsageError
 from fairfleet.lab.experiments.experiment import Experiment
 from fairfleet.lab.experiments.federation_builder import build_federation
-from fairfleet.lab.experiments.recorder import Recorder, round_accuracies
+from fairfleet.lab.experiments.recorder import Recorder, round_accuracies, significant
 from fairfleet.lab.experiments.run_log import Run
 from fairfleet.lab.experiments.signals import delay_signals
 from fairfleet.lab.simulation import checkpoints
@@ -104,7 +104,7 @@ class RunProgress:
         names, attackers = simulation.data.names, simulation.behaviour.dishonest
         self.dishonest = [client for client, name in enumerate(names) if name in attackers]
         honest = np.setdiff1d(np.arange(len(names)), self.dishonest)
-        self.recorder = Recorder(honest, attackers)
+        self.recorder = Recorder(honest, attackers, experiment.measure)
         self.failure = ""
         self._earlier_time = TimeUsed()
         if checkpoint:
@@ -156,6 +156,8 @@ class RunProgress:
             ),
             accuracy=round_accuracies(scores.accuracy) if scores else (),
             losses=round_accuracies(scores.loss) if scores else (),
+            measured=significant(scores.own.values) if scores and scores.own else (),
+            better=self.recorder.measured(scores).direction if scores else "higher",
             personal=() if personal is None else round_accuracies(personal),
             tested=tuple(len(y) for y in simulation.data.test.y),
             parameters=len(simulation.model.parameters),

@@ -43,6 +43,7 @@ class Dot:
     worst: float
     average_spread: float
     worst_spread: float
+    sign: int = 1  # -1: lower values are better
 
 
 def settings(runs: Sequence[Run]) -> list[str]:
@@ -61,16 +62,22 @@ def colour(label: str, all_labels: Sequence[str]) -> str:
 
 
 def accuracy_title(title: str, runs: Sequence[Run]) -> str:
-    """Return a title for accuracies that says so if attackers are left out.
+    """Return a title for accuracies, or another measure, that says so if attackers are left out.
 
     The accuracy of an attacker does not count, so an attacked run covers fewer clients.
     """
+    if runs and runs[0].measure != "accuracy":
+        title = title.replace(" (%)", "").replace("ccuracy", runs[0].measure)
+        title = title.replace(f"A{runs[0].measure}", runs[0].measure)
+        title = title.replace(f"a{runs[0].measure}", runs[0].measure)
     return f"{title}, honest clients only" if any(run.dishonest for run in runs) else title
 
 
 def lines(runs: Sequence[Run], field: str, scale: float = 1.0) -> list[ChartLine]:
     """Return a field of the points for every rule, over the rounds that all its seeds have."""
     chart_lines = []
+    if field in ACCURACIES and runs:
+        scale = runs[0].scale
     for label in labels(runs):
         curves = [
             _curve(run.points, field, scale) for run in runs if run.label == label and run.points
@@ -93,10 +100,10 @@ def _curve(points: Sequence[Point], field: str, scale: float) -> dict[int, float
 
 
 def accuracies(runs: Sequence[Run]) -> dict[str, list[float]]:
-    """Return for each rule with a result the accuracies of all clients and seeds, in percent."""
+    """Return for each rule with a result the accuracies of all clients and seeds, as shown."""
     by_label: dict[str, list[float]] = {}
     for run in runs_with_result(runs):
-        by_label.setdefault(run.label, []).extend(100 * value for value in run.honest)
+        by_label.setdefault(run.label, []).extend(run.scale * value for value in run.honest)
     return by_label
 
 
@@ -110,9 +117,10 @@ def dots(runs: Sequence[Run]) -> list[Dot]:
 
 def _dot(label: str, runs: Sequence[Run]) -> Dot:
     fairness = [run.fairness for run in runs]
-    average = spread([100 * measures.mean for measures in fairness])
-    worst = spread([100 * measures.worst_5 for measures in fairness])
-    return Dot(label, average.mean, worst.mean, average.deviation, worst.deviation)
+    scale = runs[0].scale
+    average = spread([scale * measures.mean for measures in fairness])
+    worst = spread([scale * measures.worst_5 for measures in fairness])
+    return Dot(label, average.mean, worst.mean, average.deviation, worst.deviation, runs[0].sign)
 
 
 def pareto_front(dots: Sequence[Dot]) -> list[Dot]:
@@ -124,7 +132,7 @@ def pareto_front(dots: Sequence[Dot]) -> list[Dot]:
 def _beats(rival: Dot, dot: Dot) -> bool:
     """Return whether the rival is nowhere below and somewhere above; equal dots beat neither."""
     return (
-        rival.average >= dot.average
-        and rival.worst >= dot.worst
+        dot.sign * rival.average >= dot.sign * dot.average
+        and dot.sign * rival.worst >= dot.sign * dot.worst
         and (rival.average, rival.worst) != (dot.average, dot.worst)
     )

@@ -1,6 +1,6 @@
 """The measures of a comparison, and their mean and standard deviation over the seeds.
 
-Accuracies are in percent and cover honest clients only.
+Accuracies are in percent, other measures in their own unit; all cover honest clients only.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ class TableMeasure(NamedTuple):
     of: Callable[[Run, Fairness], float]
     digits: int = 2
     better: int = 1  # 1: more is better; -1: less is better
+    is_judged: bool = False  # `better` is meant for a measure of which higher values are better
 
 
 MEASURES = (
-    TableMeasure("average", "average", lambda run, f: 100 * f.mean),
-    TableMeasure("deviation", "σ", lambda run, f: 100 * f.standard_deviation, better=-1),
-    TableMeasure("worst_5", "worst 5 %", lambda run, f: 100 * f.worst_5),
-    TableMeasure("worst_10", "worst 10 %", lambda run, f: 100 * f.worst_10),
-    TableMeasure("worst_30", "worst 30 %", lambda run, f: 100 * f.worst_30),
-    TableMeasure("best_5", "best 5 %", lambda run, f: 100 * f.best_5),
-    TableMeasure("best_10", "best 10 %", lambda run, f: 100 * f.best_10),
+    TableMeasure("average", "average", lambda run, f: run.scale * f.mean, is_judged=True),
+    TableMeasure("deviation", "σ", lambda run, f: run.scale * f.standard_deviation, better=-1),
+    TableMeasure("worst_5", "worst 5 %", lambda run, f: run.scale * f.worst_5, is_judged=True),
+    TableMeasure("worst_10", "worst 10 %", lambda run, f: run.scale * f.worst_10, is_judged=True),
+    TableMeasure("worst_30", "worst 30 %", lambda run, f: run.scale * f.worst_30, is_judged=True),
+    TableMeasure("best_5", "best 5 %", lambda run, f: run.scale * f.best_5, is_judged=True),
+    TableMeasure("best_10", "best 10 %", lambda run, f: run.scale * f.best_10, is_judged=True),
     TableMeasure("angle_degrees", "angle °", lambda run, f: f.angle_degrees, better=-1),
     TableMeasure("kl_to_uniform", "KL", lambda run, f: f.kl_to_uniform, 4, better=-1),
     TableMeasure("improved", "ρ", lambda run, f: run.improved),

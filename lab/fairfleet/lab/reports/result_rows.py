@@ -30,6 +30,7 @@ class ResultRow:
     seeds: tuple[int, ...]  # of the runs with a result
     measures: dict[str, SeedSpread]  # by the name of the measure
     seconds: float  # mean duration of a run
+    sign: int = 1  # -1: lower values of the runs' measure are better
     failures: tuple[str, ...] = ()  # one message for each failed run
 
     @property
@@ -76,6 +77,7 @@ def _row(
             for measure in measures
         },
         float(np.mean([run.seconds for run in runs])),
+        runs[0].sign,
         tuple(run.failure for run in runs if run.failure),
     )
 

@@ -64,6 +64,7 @@ def _cell(row: ResultRow, measure: TableMeasure, rows: Sequence[ResultRow]) -> s
     """Return the figure of a row, bold if it is the best of several rows."""
     figure = row.measures[measure.name]
     means = [rival.measures[measure.name].mean for rival in rows]
-    best = max((measure.better * mean for mean in means if math.isfinite(mean)), default=math.nan)
+    better = measure.better * (row.sign if measure.is_judged else 1)
+    best = max((better * mean for mean in means if math.isfinite(mean)), default=math.nan)
     text = figure.format(measure.digits)
-    return f"[bold]{text}[/]" if len(rows) > 1 and measure.better * figure.mean == best else text
+    return f"[bold]{text}[/]" if len(rows) > 1 and better * figure.mean == best else text

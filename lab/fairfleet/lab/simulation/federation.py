@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fairfleet.client.torch import TorchTask
+from fairfleet.client.training.torch_measures import NamedMeasures
 from fairfleet.common.codecs import FeedbackSetting
 from fairfleet.common.errors import UsageError
 from fairfleet.common.tensors import Model
@@ -64,6 +65,8 @@ class Federation:
     loss_total: bool = False
     judged: Literal["last", "average"] = "last"  # the newest model, or the mean of all so far (AFL)
     privacy: PrivacySettings | None = None
+    measure: str = "accuracy"  # by which the model is judged: accuracy, loss or one of `measures`
+    measures: NamedMeasures | None = None  # further figures of each client's test outputs
     engine: Engine = "auto"
     workers: int = 0  # 0: as many as there are cores
     initial: Model | None = None  # None: model() under the seed
@@ -105,11 +108,13 @@ def trainer_for(federation: Federation, data: FleetData, model: Model, workers: 
     """
     with torch.random.fork_rng(devices=[]):
         network = DenseNetwork.of(federation.model(), model.signature)
-    if network is not None and federation.engine != "sequential":
+    if federation.measures is None and network is not None and federation.engine != "sequential":
         return BatchedTrainer(network, data, workers)
     if federation.engine == "batched":
         raise UsageError(
-            "this model is not a plain dense network, so it cannot be trained batched; "
-            "use engine auto"
+            "measures of your own and models that are no plain dense networks cannot be trained "
+            "batched; use engine auto"
         )
-    return SequentialTrainer(federation.model, data, workers)
+    return SequentialTrainer(
+        federation.model, data, workers, federation.measure, federation.measures
+    )

@@ -10,15 +10,20 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairfleet.client.task import Job
 from fairfleet.client.torch import TorchTask
-from fairfleet.common.tensors import Arrays, Model, Section
+from fairfleet.client.training.torch_measures import NamedMeasures
+from fairfleet.common.errors import UsageError
+from fairfleet.common.reports import BUILT_IN, Evaluation
+from fairfleet.common.tensors import Model, Section
 from fairfleet.lab.simulation.trainer import (
     ClientScores,
     FleetData,
+    Measured,
     Rows,
     TrainMeasures,
     TrainRequest,
@@ -30,14 +35,21 @@ MakeTask = Callable[[Pair, Pair | None], TorchTask]
 
 
 def client_tasks(
-    build: Callable[[], nn.Module], data: FleetData
+    build: Callable[[], nn.Module], data: FleetData, measures: NamedMeasures | None = None
 ) -> tuple[list[TorchTask], MakeTask]:
     """Return every client's task, and a function that makes further tasks with the same module."""
     with torch.random.fork_rng(devices=[]):
         module = build()
 
     def make_task(train: Pair, test: Pair | None) -> TorchTask:
-        return TorchTask(lambda: module, train=train, test=test, loss=cross_entropy, device="cpu")
+        return TorchTask(
+            lambda: module,
+            train=train,
+            test=test,
+            loss=cross_entropy,
+            measures=measures,
+            device="cpu",
+        )
 
     clients = range(len(data.names))
     tests = [data.test.of(client) if data.test.count(client) else None for client in clients]
@@ -50,9 +62,17 @@ def client_tasks(
 class SequentialTrainer:
     """A trainer for any model. Training, losses and evaluation are those of `TorchTask`."""
 
-    def __init__(self, build: Callable[[], nn.Module], data: FleetData, threads: int) -> None:
-        self.data = data
-        self._tasks, self._make_task = client_tasks(build, data)
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        data: FleetData,
+        threads: int,
+        measure: str = "accuracy",
+        measures: NamedMeasures | None = None,
+    ) -> None:
+        """Prepare to train; `measure` is one of `measures`, accuracy or loss."""
+        self.data, self._measure = data, measure
+        self._tasks, self._make_task = client_tasks(build, data, measures)
         self._states: list[Model] = []
         self._threads = torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -86,16 +106,11 @@ class SequentialTrainer:
     def evaluate(self, model: Model) -> ClientScores:
         """Return the scores of every client on its own test data."""
         arrays = model.named()
-        scores = [self._scores(task, arrays) for task in self._tasks]
-        return ClientScores(*np.array(scores, dtype=np.float64).T)
-
-    @staticmethod
-    def _scores(task: TorchTask, arrays: Arrays) -> tuple[float | None, float | None]:
-        """Return accuracy and loss."""
-        if not task.test_samples:
-            return math.nan, math.nan
-        evaluation = task.evaluate(arrays)
-        return evaluation.accuracy, evaluation.loss
+        tasks = self._tasks
+        evaluations = [task.evaluate(arrays) if task.test_samples else None for task in tasks]
+        accuracy, loss = (_values(evaluations, name) for name in ("accuracy", "loss"))
+        own = None if self._measure in BUILT_IN else _measured(evaluations, self._measure)
+        return ClientScores(accuracy, loss, own=own)
 
     def _train(self, model: Model, work: Work, request: TrainRequest, row: Rows) -> TrainMeasures:
         trained = self._tasks[work.client].train(
@@ -111,3 +126,21 @@ class SequentialTrainer:
         return TrainMeasures(
             report.loss_before, accuracy, report.gradient_norm, report.steps, report.loss_after
         )
+
+
+def _values(evaluations: Sequence[Evaluation | None], name: str) -> NDArray[np.float64]:
+    """Return a measure per client; NaN for a client without it."""
+    figures = [
+        None if evaluation is None else evaluation.figure(name) for evaluation in evaluations
+    ]
+    return np.array([math.nan if value is None else value for value in figures])
+
+
+def _measured(evaluations: Sequence[Evaluation | None], name: str) -> Measured:
+    """Return a measure of the tasks' own. Raises UsageError if no client reports it."""
+    reported = [evaluation.measures for evaluation in evaluations if evaluation is not None]
+    direction = next((row[name].direction for row in reported if name in row), None)
+    if direction is None:
+        names = ", ".join(sorted({name for row in reported for name in row})) or "none"
+        raise UsageError(f"no client reports {name}; the measures of the tasks are: {names}")
+    return Measured(_values(evaluations, name), direction)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairfleet.common.errors import UsageError
+from fairfleet.common.reports import Better
 from fairfleet.common.tensors import Model
 from fairfleet.common.training_plan import Plan
 from fairfleet.lab.datasets.client_data import ClientData
@@ -112,6 +113,13 @@ class TrainRequest(NamedTuple):
     loss_after: bool = False
 
 
+class Measured(NamedTuple):
+    """One measure of the tasks' own, per client; NaN for a client without it."""
+
+    values: NDArray[np.float64]
+    direction: Better
+
+
 class ClientScores(NamedTuple):
     """One value per client; NaN for a client without test samples."""
 
@@ -119,6 +127,8 @@ class ClientScores(NamedTuple):
     loss: NDArray[np.float64]
     # Accuracy of each client's personal model, if the plan trains such models.
     personal: NDArray[np.float64] | None = None
+    # The federation's measure, if it is neither of the first two.
+    own: Measured | None = None
 
 
 class Trainer(Protocol):
