@@ -26,6 +26,9 @@ TITLES = {
     "compression-fmnist": "Fashion-MNIST, two classes per client, at a falling rate",
     "compression-fmnist-steady": "Fashion-MNIST, two classes per client, at a steady rate",
     "compression-cifar10": "CIFAR-10, two shards per client",
+    "compression-fmnist-feedback": (
+        "Fashion-MNIST at a falling rate, int8 and int4 without error feedback"
+    ),
     "compression-fmnist-residual": (
         "Fashion-MNIST at a falling rate, topk with error feedback instead"
     ),
