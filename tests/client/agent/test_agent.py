@@ -101,7 +101,7 @@ REPORTS = ReportTerms(noise_multiplier=1.0, loss_bound=5.0, gradient_bound=5.0)
 class RecordingConnection:
     """A connection that records its requests, to a server with these privacy terms."""
 
-    stopped, federation_id = False, "f"
+    stopped = False
 
     def __init__(self, privacy: pb.Privacy | None = None) -> None:
         self.joined = pb.JoinResponse(federation="f", privacy=privacy)

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairfleet.client.privacy.ledger import FILE, Release, ReleaseLedger
+from fairfleet.client.privacy.ledger import FILE, LedgerEntry, ReleaseLedger
 from fairfleet.common.errors import StateDirError
 
-UPDATE = Release("f", "update", 0, "aa", 0.25)
+UPDATE = LedgerEntry("f", "update", 0, "aa", 0.25)
 
 
-def release(number: int, cost: float = 0.25, federation: str = "f") -> Release:
-    return Release(federation, "update", number, f"{number:04x}", cost)
+def release(number: int, cost: float = 0.25, federation: str = "f") -> LedgerEntry:
+    return LedgerEntry(federation, "update", number, f"{number:04x}", cost)
 
 
 def test_a_release_is_charged_once_however_often_it_is_sent_again(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_a_refused_release_leaves_no_trace(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from fairfleet.client.privacy.ledger import Release, ReleaseLedger
+from fairfleet.client.privacy.ledger import LedgerEntry, ReleaseLedger
 ledger = ReleaseLedger(Path(sys.argv[1]))
-ledger.record(Release("f", "update", 0, "aa", 0.25))
+ledger.record(LedgerEntry("f", "update", 0, "aa", 0.25))
 os.kill(os.getpid(), 9)  # before it could send anything
 """
 
@@ -124,13 +124,13 @@ def test_a_release_without_noise_is_infinite_also_after_a_restart(tmp_path: Path
 WRITER = """
 import sys
 from pathlib import Path
-from fairfleet.client.privacy.ledger import Release, ReleaseLedger
+from fairfleet.client.privacy.ledger import LedgerEntry, ReleaseLedger
 ledger = ReleaseLedger(Path(sys.argv[1]))
 def check(total):
     if total > 10:
         raise SystemExit(0)
 for number in range(1000):
-    ledger.record(Release("f", "update", number, sys.argv[2] + str(number), 0.25), check)
+    ledger.record(LedgerEntry("f", "update", number, sys.argv[2] + str(number), 0.25), check)
 """
 
 

@@ -30,3 +30,8 @@ def join_request(name: str, task: Task, signature: Signature) -> pb.JoinRequest:
         protects=True,
         predicts=True,
     )
+
+
+def federation_key(joined: pb.JoinResponse) -> str:
+    """Return the id of the federation that was joined; of an older server, its name."""
+    return joined.federation_id or joined.federation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from fairfleet.client.agent.introduction import federation_key
 from fairfleet.client.agent.server_connection import ServerConnection
 from fairfleet.client.privacy import Allowance
 from fairfleet.common import wire
@@ -26,7 +27,7 @@ def report_verification(
 ) -> None:
     """Send the losses that were measured for a proposed step, or why there are none."""
     if losses:
-        allowance.charge_trial(connection.federation_id, request.model.version)
+        allowance.charge_trial(federation_key(connection.joined), request.model.version)
     try:
         connection.report_verification(
             round=request.model.version,
@@ -51,7 +52,8 @@ def report_evaluation(
         if MEASURES not in connection.joined.features:
             _check_has_loss(evaluation)
         protected = _protected(evaluation, terms)
-        allowance.charge_evaluation(connection.federation_id, version, protected, terms)
+        federation = federation_key(connection.joined)
+        allowance.charge_evaluation(federation, version, protected, terms)
         connection.report_evaluation(
             version=version, evaluation=wire.evaluation_out(protected), privacy=request.privacy
         )

@@ -94,10 +94,7 @@ class ServerConnection:
         threading.Thread(target=lambda: self._channel.close(), daemon=True).start()
 
     def leave(self, reason: str, *, retires: bool = False) -> None:
-        """End the session and close the connection for good.
-
-        `retires` tells the server that this client's privacy budget is spent.
-        """
+        """End the session and close the connection; `retires`: the privacy budget is spent."""
         if self.joined.session:
             with self._access.channel() as channel:  # a new one, since `stop` closed the other
                 self._send_leave(FleetStub(channel), reason, retires)
@@ -141,11 +138,6 @@ class ServerConnection:
         self._entered = None
         self._entered = self.repeat(lambda session: self.joined)
         return self._entered
-
-    @property
-    def federation_id(self) -> str:
-        """The id of the federation that was joined; of an older server, its name."""
-        return self.joined.federation_id or self.joined.federation
 
     def _check_federation(self) -> None:
         entered, joined = self._entered, self.joined

@@ -11,6 +11,7 @@ from typing import Any
 
 from fairfleet.client.agent.call_errors import FederationChanged, JoinRefused
 from fairfleet.client.agent.counters import ClientCounters
+from fairfleet.client.agent.introduction import federation_key
 from fairfleet.client.agent.model_cache import DAMAGED_TRANSFERS
 from fairfleet.client.agent.pauses import pauses
 from fairfleet.client.agent.server_connection import ServerConnection
@@ -174,7 +175,7 @@ class UpdateUploader:
         Raises PrivacyBudgetSpent if it must not be sent.
         """
         self._allowance.charge_update(
-            self._connection.federation_id,
+            federation_key(self._connection.joined),
             spooled.round,
             spooled.digest,
             spooled.terms,

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from hashlib import sha256
 
-from fairfleet.client.privacy.ledger import UNPROTECTED, Release, ReleaseLedger
+from fairfleet.client.privacy.ledger import UNPROTECTED, LedgerEntry, ReleaseLedger
 from fairfleet.common.errors import FleetError, UsageError
 from fairfleet.common.privacy import PrivacyTerms
 from fairfleet.common.privacy_costs import gaussian_epsilon, report_cost, update_cost
@@ -79,7 +79,7 @@ class Allowance:
         )
         what = _digest(digest + report.model_dump_json()) if terms.noise_multiplier else UNPROTECTED
         cost = _update_cost(terms, values)
-        self._charge(Release(federation, "update", round_number, what, cost))
+        self._charge(LedgerEntry(federation, "update", round_number, what, cost))
 
     def charge_evaluation(
         self, federation: str, version: int, evaluation: Evaluation, terms: PrivacyTerms
@@ -89,18 +89,18 @@ class Allowance:
         Without noise it is not covered by epsilon, and recorded once.
         """
         if terms.reports is None:
-            self._charge(Release(federation, "evaluation", version, UNPROTECTED, 0.0))
+            self._charge(LedgerEntry(federation, "evaluation", version, UNPROTECTED, 0.0))
             return
         values = sum(value is not None for value in (evaluation.loss, evaluation.accuracy))
         what = _digest(evaluation.model_dump_json())
         cost = report_cost(terms.reports.noise_multiplier, values)
-        self._charge(Release(federation, "evaluation", version, what, cost))
+        self._charge(LedgerEntry(federation, "evaluation", version, what, cost))
 
     def charge_trial(self, federation: str, round_number: int) -> None:
         """Record losses of a proposed step, which never have noise."""
-        self._charge(Release(federation, "trial", round_number, UNPROTECTED, 0.0))
+        self._charge(LedgerEntry(federation, "trial", round_number, UNPROTECTED, 0.0))
 
-    def _charge(self, release: Release) -> None:
+    def _charge(self, release: LedgerEntry) -> None:
         is_new = self.ledger.record(release, self._check)
         if is_new and release.what == UNPROTECTED and self.max_epsilon is not None:
             log.warning(

@@ -30,7 +30,7 @@ Kind = Literal["update", "evaluation", "trial"]
 UNPROTECTED = "without noise"  # the `what` of a kind of release that is sent as it is
 
 
-class Release(NamedTuple):
+class LedgerEntry(NamedTuple):
     """Something that leaves this machine."""
 
     federation: str  # its id, or the name that an older server gives
@@ -60,7 +60,7 @@ class ReleaseLedger:
         return sum(self.costs.values())
 
     def record(
-        self, release: Release, check: Callable[[float], object] = lambda total: None
+        self, release: LedgerEntry, check: Callable[[float], object] = lambda total: None
     ) -> bool:
         """Make a release durable; return whether it is new, not a repetition of the same bytes.
 
@@ -120,10 +120,10 @@ class ReleaseLedger:
         self._read_bytes += len(complete) + len(newline)
         file.seek(0, os.SEEK_END)
 
-    def _parsed(self, line: bytes) -> Release:
+    def _parsed(self, line: bytes) -> LedgerEntry:
         try:
             fields = json.loads(line)
-            return Release(**{name: fields[name] for name in Release._fields})
+            return LedgerEntry(**{name: fields[name] for name in LedgerEntry._fields})
         except (ValueError, KeyError, TypeError):
             raise StateDirError(
                 f"{self._path} is damaged: it has the line {line[:80]!r}. Restore it from a "
@@ -131,11 +131,11 @@ class ReleaseLedger:
                 "away starts the count at zero."
             ) from None
 
-    def _add(self, release: Release) -> None:
+    def _add(self, release: LedgerEntry) -> None:
         self._known.add(_key(release))
         self.costs[release.federation] += release.cost
         self.counts[release.federation, release.kind, release.what != UNPROTECTED] += 1
 
 
-def _key(release: Release) -> tuple[str, Kind, str]:
+def _key(release: LedgerEntry) -> tuple[str, Kind, str]:
     return release.federation, release.kind, release.what
