@@ -71,22 +71,24 @@ def test_a_restarted_server_does_not_evaluate_again_what_is_recorded(fleet: Flee
     train(fleet)
     until(lambda: 2 in evaluated(fleet), "the last version to be evaluated")
     before = traced(fleet)
+    fleet.wait_clients()  # they are told that the federation is finished
     assert fleet.stop_server() == 0
     begin(fleet, rounds=3)
+    train(fleet)
     until(lambda: 3 in evaluated(fleet), "the next version to be evaluated")
     versions = [version for _, version in traced(fleet)]
     assert versions == [*(version for _, version in before), 3]
 
 
 def test_a_killed_worker_is_replaced_and_no_round_waits_for_it(fleet: Fleet) -> None:
-    begin(fleet, rounds=20)
+    begin(fleet, rounds=12)
     train(fleet)
     until(lambda: traced(fleet), "a first evaluation")
     victim = traced(fleet)[0][0]
     os.kill(victim, signal.SIGKILL)
     until(lambda: any(process != victim for process, _ in traced(fleet)), "another worker")
     until(lambda: fleet.status().phase == pb.PHASE_FINISHED, "the end")
-    until(lambda: evaluated(fleet).get(20, (None, ""))[0], "the last version to be evaluated")
+    until(lambda: evaluated(fleet).get(12, (None, ""))[0], "the last version to be evaluated")
 
 
 def test_a_version_that_kills_its_worker_twice_has_failed_and_training_goes_on(
