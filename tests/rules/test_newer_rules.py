@@ -423,3 +423,14 @@ def test_every_newer_rule_is_listed_with_its_parameters() -> None:
     for name in [*REWEIGHTING, "fairgrad", "fedga", "fedamsgrad"]:
         assert listings()[name].line()
         assert listings()[name].parameters()
+
+
+@given(seeds)
+@settings(max_examples=30)
+def test_fairgrad_takes_norms_from_1e_minus_8_to_1e6(seed: int) -> None:
+    rows, reports = fleet(seed, 6, scale=False)
+    scales = 10.0 ** np.linspace(-8, 6, 6)
+    rows = {client: row * scale for (client, row), scale in zip(rows.items(), scales, strict=True)}
+    out = step(rows, reports, "fairgrad")
+    assert np.isfinite(out.step).all()
+    assert out.diagnostics.conflicts == []

@@ -25,8 +25,10 @@ from fairfleet.server.rules.solvers.algebra import (
 )
 from fairfleet.server.rules.solvers.min_norm import min_norm_on_simplex
 
-MAX_STEPS = 500  # of Newton's method
-SETTLED = 1e-12  # the relative error of the equation at which it ends
+MAX_STEPS = 300  # of Newton's method
+SETTLED = 1e-10  # the relative error of the equation at which it ends
+PATIENCE = 100  # steps without a smaller error after which it ends
+ROUNDING = 1e-14  # of a value, relative to its terms
 USABLE = 1e-6  # the largest such error with which a solution is used
 LONGEST = 3.0  # the largest change of the logarithm of a weight in one step
 SUFFICIENT = 1e-4  # the share of the predicted decrease that a step must bring
@@ -91,16 +93,14 @@ def alpha_fair_weights(cosines: Vector, log_norms: Vector, alpha: float) -> Alph
     shift = float(log_c.mean())
     problem = _Problem(cosines, log_c - shift, alpha)
     x = problem.log_c * alpha / (alpha + 1.0)  # the solution for orthogonal updates
-    value, error = problem.value(x), problem.error(x)
+    best, error, idle = x, problem.error(x), 0
     for _ in range(MAX_STEPS):
-        if error <= SETTLED:
+        if error <= SETTLED or idle == PATIENCE:
             break
-        move, slope = problem.newton(x)
-        trial, ended = _line_search(problem, x, value, move, slope)
-        x, value, error = trial, problem.value(trial), problem.error(trial)
-        if ended:
-            break
-    return AlphaFair(x + shift * alpha / (alpha + 1.0) - log_norms, error)
+        x = _line_search(problem, x)
+        idle = 0 if (now := problem.error(x)) < error else idle + 1
+        best, error = (best, error) if idle else (x, now)
+    return AlphaFair(best + shift * alpha / (alpha + 1.0) - log_norms, error)
 
 
 class _Problem(NamedTuple):
@@ -110,10 +110,13 @@ class _Problem(NamedTuple):
     log_c: Vector
     alpha: float
 
-    def value(self, x: Vector) -> float:
+    def value(self, x: Vector) -> tuple[float, float]:
+        """Return the function to minimise, and its rounding error."""
         z, power = np.exp(x), 1.0 - 1.0 / self.alpha
         gain = np.exp(self.log_c) * x if power == 0.0 else np.exp(self.log_c + power * x) / power
-        return float(0.5 * z @ self.cosines @ z - gain.sum())
+        square = 0.5 * float(z @ self.cosines @ z)
+        terms = 0.5 * float(z.sum()) ** 2 + float(np.abs(gain).sum())
+        return square - float(gain.sum()), ROUNDING * terms
 
     def sides(self, x: Vector) -> tuple[Vector, Vector]:
         """Return z * (C z) and c z^(1 - 1/alpha), which are equal at the solution."""
@@ -136,15 +139,17 @@ class _Problem(NamedTuple):
         return move, float(-gradient @ move)
 
 
-def _line_search(
-    problem: _Problem, x: Vector, value: float, move: Vector, slope: float
-) -> tuple[Vector, bool]:
-    """Return the next point, and whether rounding keeps any step from being better."""
+def _line_search(problem: _Problem, x: Vector) -> Vector:
+    """Return the next point: a Newton step, halved until the value falls as its slope promises.
+
+    Where rounding hides the fall, the longest such step is taken.
+    """
+    move, slope = problem.newton(x)
+    value, noise = problem.value(x)
     rate = 1.0
     for _ in range(60):
         trial = x + rate * move
-        if problem.value(trial) <= value - SUFFICIENT * rate * slope:
-            return trial, False
+        if problem.value(trial)[0] <= value - SUFFICIENT * rate * slope + noise:
+            return np.asarray(trial)
         rate /= 2.0
-    full = x + move  # near the solution, values differ by rounding alone
-    return (full, False) if problem.error(full) < 0.5 * problem.error(x) else (x, True)
+    return x
