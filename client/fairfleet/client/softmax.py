@@ -25,7 +25,7 @@ from fairfleet.client.training.numpy_solvers import Descent
 from fairfleet.client.training.softmax_regression import (
     MEASURE_BATCH,
     LabelledSamples,
-    evaluate_batch,
+    SoftmaxRegression,
     measure,
 )
 from fairfleet.common.errors import UsageError
@@ -165,12 +165,13 @@ class SoftmaxTask:
         anchor = model if job.anchor is None else self._received(job.anchor)
         descent = Descent(job.plan, model.parameters, anchor.parameters)
         planned = job.plan.steps_for(self.train_samples)
+        regression = SoftmaxRegression(model)
         for done, indices in enumerate(batches(job.plan, self.train_samples), start=1):
-            result = evaluate_batch(model, self._train.of(indices), gradient=True)
-            assert result.gradient is not None
-            first_pass.add(result.loss, len(indices))
-            descent.step(result.gradient)
-            job.progress(done, planned, result.loss)
+            batch = LabelledSamples(self._train.features[indices], self._train.labels[indices])
+            loss, gradient = regression.loss_and_gradient(batch)
+            first_pass.add(loss, len(indices))
+            descent.step(gradient)
+            job.progress(done, planned, loss)
             if job.enough():
                 return done
         return planned

@@ -30,6 +30,8 @@ class NumpySgd:
 
     def direction(self, gradient: Vector) -> Vector:
         """Return the direction of this step and update the velocity."""
+        if not self.momentum:
+            return gradient
         self.velocity = self.momentum * self.velocity + gradient
         return gradient + self.momentum * self.velocity if self.nesterov else self.velocity
 
@@ -72,6 +74,8 @@ class Descent:
 
     def step(self, gradient: Vector) -> None:
         """Take one step, given the gradient of the loss on this step's batch."""
-        pull = self.plan.proximal_mu * (self.parameters - self.anchor)
-        gradient = gradient + pull + self.plan.weight_decay * self.parameters
+        if self.plan.proximal_mu:
+            gradient = gradient + self.plan.proximal_mu * (self.parameters - self.anchor)
+        if self.plan.weight_decay:
+            gradient = gradient + self.plan.weight_decay * self.parameters
         self.parameters -= self.plan.learning_rate * self.solver.direction(gradient)

@@ -34,36 +34,47 @@ class LabelledSamples(NamedTuple):
         return LabelledSamples(self.features[indices], self.labels[indices])
 
 
-class BatchResult(NamedTuple):
-    """What one batch says of a model."""
+class SoftmaxRegression:
+    """A model and views of its two tensors, which see every change of the model."""
 
-    loss: float  # mean cross-entropy
-    accuracy: float
-    gradient: Vector | None  # in the layout of the model's flat vector
+    def __init__(self, model: Model) -> None:
+        named = model.named()
+        self._weight, self._bias = named["linear.weight"], named["linear.bias"]
+
+    def log_probabilities(self, samples: LabelledSamples) -> NDArray[Any]:
+        """Return the logarithm of each class's probability, one row per sample."""
+        logits: NDArray[Any] = samples.features @ self._weight.T + self._bias
+        logits -= logits.max(1, keepdims=True)  # keeps the exponentials finite
+        log_probabilities: NDArray[Any] = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        return log_probabilities
+
+    def loss_and_gradient(self, samples: LabelledSamples) -> tuple[float, Vector]:
+        """Return the mean cross-entropy, and its gradient in the layout of the flat vector."""
+        log_probabilities = self.log_probabilities(samples)
+        return loss_of(log_probabilities, samples), gradient_of(log_probabilities, samples)
 
 
-def evaluate_batch(model: Model, samples: LabelledSamples, *, gradient: bool) -> BatchResult:
-    """Return loss and accuracy over a batch, and the gradient if it is wanted.
-
-    Raises TaskFailed if the loss is not finite.
-    """
-    named, rows = model.named(), np.arange(len(samples.labels))
-    logits: NDArray[Any] = samples.features @ named["linear.weight"].T + named["linear.bias"]
-    accuracy = float((logits.argmax(1) == samples.labels).mean())
-    logits -= logits.max(1, keepdims=True)  # keeps the exponentials finite
-    log_probabilities = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    loss = -float(log_probabilities[rows, samples.labels].mean())
+def loss_of(log_probabilities: NDArray[Any], samples: LabelledSamples) -> float:
+    """Return the mean cross-entropy. Raises TaskFailed if it is not finite."""
+    own = log_probabilities[np.arange(len(samples.labels)), samples.labels]
+    loss = -float(np.add.reduce(own) / own.dtype.type(len(own)))  # `mean`, but faster
     if not math.isfinite(loss):
         raise TaskFailed(
             f"the loss is {loss}: training diverged; a smaller learning_rate in the plan may help"
         )
-    if not gradient:
-        return BatchResult(loss, accuracy, None)
+    return loss
+
+
+def gradient_of(log_probabilities: NDArray[Any], samples: LabelledSamples) -> Vector:
+    """Return the gradient of the mean cross-entropy in the layout of the model's flat vector."""
     error = np.exp(log_probabilities)
-    error[rows, samples.labels] -= 1.0
-    error /= len(rows)
-    flat = np.concatenate([(error.T @ samples.features).ravel(), error.sum(0)])
-    return BatchResult(loss, accuracy, flat)
+    error[np.arange(len(error)), samples.labels] -= 1.0
+    error /= len(error)
+    classes, width = error.shape[1], samples.features.shape[1]
+    gradient = np.empty(classes * (width + 1), np.float32)
+    np.matmul(error.T, samples.features, out=gradient[:-classes].reshape(classes, width))
+    np.add.reduce(error, 0, out=gradient[-classes:])
+    return gradient
 
 
 def measure(
@@ -76,26 +87,26 @@ def measure(
     watch: Watch | None = None,
 ) -> ModelMeasures:
     """Measure a model over the batches of `order`; `watch` may stop the pass between them."""
-    results, sizes = list[BatchResult](), list[int]()
+    regression, right = SoftmaxRegression(model), 0
+    losses, sizes, gradients = list[float](), list[int](), list[Vector]()
     for indices in order:
-        if results and watch and watch.stops(results[-1].loss):
+        if losses and watch and watch.stops(losses[-1]):
             break
-        results.append(evaluate_batch(model, samples.of(indices), gradient=want_gradient))
+        batch = samples.of(indices)
+        log_probabilities = regression.log_probabilities(batch)
+        losses.append(loss_of(log_probabilities, batch))
         sizes.append(len(indices))
-    measured = sum(sizes)
-    accuracies = zip(results, sizes, strict=True)
-    return ModelMeasures(
-        mean_loss(measurement, [r.loss for r in results], sizes, len(samples.labels)),
-        min(sum(n / measured * result.accuracy for result, n in accuracies), 1.0),
-        _gradient_norm(results, sizes) if want_gradient else None,
-        measured,
-    )
+        right += int((log_probabilities.argmax(1) == batch.labels).sum())
+        if want_gradient:
+            gradients.append(gradient_of(log_probabilities, batch))
+    norm = _gradient_norm(gradients, sizes) if want_gradient else None
+    loss = mean_loss(measurement, losses, sizes, len(samples.labels))
+    return ModelMeasures(loss, right / sum(sizes), norm, sum(sizes))
 
 
-def _gradient_norm(results: list[BatchResult], sizes: list[int]) -> float:
+def _gradient_norm(gradients: list[Vector], sizes: list[int]) -> float:
     """Return the norm of the mean gradient."""
     measured, total = sum(sizes), np.zeros(1, np.float32)
-    for result, size in zip(results, sizes, strict=True):
-        assert result.gradient is not None, "measure asked for it"
-        total = total + np.float32(size / measured) * result.gradient
+    for gradient, size in zip(gradients, sizes, strict=True):
+        total = total + np.float32(size / measured) * gradient
     return float(np.linalg.norm(total))
