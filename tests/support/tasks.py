@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fairfleet.client.softmax import SoftmaxTask
 from fairfleet.client.task import Job, Trained
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model
@@ -270,3 +271,34 @@ def plain(
         int(tested),
         1.0,
     )
+
+
+class ArrivingTask(ShiftTask):
+    """Has as many training samples as a file says, and none without the file."""
+
+    data = Path()
+
+    def refresh(self) -> None:
+        self.train_samples = int(self.data.read_text()) if self.data.exists() else 0
+
+
+def arriving(data: str, shift: str = "1", size: str = "1000", tested: str = "0") -> ArrivingTask:
+    task = ArrivingTask(float(shift), int(size), 0, 1, 0.0, "", 0.0, 0.5, int(tested))
+    task.data = Path(data)
+    task.refresh()
+    return task
+
+
+def softmax(loss_log: str, samples: str = "3000") -> SoftmaxTask:
+    """Softmax regression that writes how each training measured its loss."""
+
+    class LoggingTask(SoftmaxTask):
+        def train(self, model: Arrays, job: Job) -> Trained:
+            trained = super().train(model, job)
+            with open(loss_log, "a") as file:
+                print(trained.report.loss_measurement, trained.report.loss_after, file=file)
+            return trained
+
+    random = np.random.default_rng(0)
+    count = int(samples)
+    return LoggingTask((random.normal(size=(count, 4)), random.integers(0, 3, count)), classes=3)

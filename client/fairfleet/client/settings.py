@@ -97,6 +97,11 @@ class ClientSettings(Settings):
     when_seconds: PositiveFloat = Field(
         default=EVERY_SECONDS, description="seconds between two checks of these conditions"
     )
+    refresh_seconds: PositiveFloat = Field(
+        default=30.0,
+        description="seconds between two looks for new data while the client is idle, for tasks "
+        "with `refresh`",
+    )
     device: str = Field(
         default="auto",
         description="auto, cpu, cuda, cuda:1 or mps; for tasks that support a choice",

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fairfleet.client.task import Job, Trained
 from fairfleet.client.training.batches import batches, sequential_batches
@@ -33,13 +35,18 @@ from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model
 from fairfleet.common.training_plan import LossMeasurement
 
+Pair = tuple[ArrayLike, ArrayLike]
+
 
 class SoftmaxTask:
     """A task that trains softmax regression with numpy only.
 
     `train` and `test` are pairs (features, labels). Features have one row per sample; further
     dimensions are flattened. Labels are integers from 0 to `classes` - 1. Without `test`, the
-    client is never selected for evaluation. Raises UsageError if the data do not fit together.
+    client is never selected for evaluation. Either may be a function that returns the pair: it is
+    called again before each training, so data may arrive later. `features` is the number of
+    features per sample, needed if there are no samples at first. Raises UsageError if the data do
+    not fit together.
 
     Example:
 
@@ -50,20 +57,37 @@ class SoftmaxTask:
 
     def __init__(
         self,
-        train: tuple[ArrayLike, ArrayLike],
+        train: Pair | Callable[[], Pair],
         *,
         classes: int,
-        test: tuple[ArrayLike, ArrayLike] | None = None,
+        test: Pair | Callable[[], Pair] | None = None,
+        features: int | None = None,
     ) -> None:
-        self._train = _samples("training", train, classes)
-        self._shape = (classes, self._train.features.shape[1])
-        self._test = _samples("test", test, classes) if test else None
-        self.train_samples = len(self._train.labels)
+        self._data, self._classes, self._features = (train, test), classes, features
+        self._read_data()
+
+    def _read_data(self) -> None:
+        train, test = self._data
+        own = self._samples("training", train)
+        self._features = own.features.shape[1]  # later data must have as many
+        self._test = self._samples("test", test) if test is not None else None
+        self._train = own
+        self._shape = (self._classes, self._features)
+        self.train_samples = len(own.labels)
         self.test_samples = len(self._test.labels) if self._test else 0
-        if not self.train_samples:
+        if not self.train_samples and not callable(train):
             raise UsageError(
-                "the training set is empty; a client needs at least one sample to take part"
+                "the training set is empty; a client needs at least one sample to take part. If "
+                "data arrive later, give a function that loads them, as SoftmaxTask(load, …)"
             )
+
+    def _samples(self, kind: str, data: Pair | Callable[[], Pair]) -> LabelledSamples:
+        return samples_of(kind, data() if callable(data) else data, self._classes, self._features)
+
+    def refresh(self) -> None:
+        """Call the functions that load the data again, if there are any."""
+        if any(map(callable, self._data)):
+            self._read_data()
 
     def initial_model(self) -> Model:
         """Return a model of zeros."""
@@ -177,13 +201,38 @@ class SoftmaxTask:
         return planned
 
 
-def _samples(kind: str, pair: tuple[ArrayLike, ArrayLike], classes: int) -> LabelledSamples:
+def samples_of(
+    kind: str, pair: Pair, classes: int, expected_features: int | None = None
+) -> LabelledSamples:
+    """Return the samples of a pair (features, labels); `kind` names them in messages.
+
+    Raises UsageError if the two do not fit together, or have another number of features.
+    """
     features, labels = (np.asarray(part) for part in pair)
     if len(features) != len(labels):
         raise UsageError(
             f"the {kind} set has {len(features)} samples but {len(labels)} labels; "
             "expected one label per sample"
         )
+    _check_labels(kind, labels, classes)
+    width = math.prod(features.shape[1:])
+    if not len(labels) and features.ndim < 2:  # an empty list does not say how many features
+        if expected_features is None:
+            raise UsageError(
+                f"the {kind} set is empty, so it does not say how many features a sample has; "
+                "give their number, as SoftmaxTask(…, features=784)"
+            )
+        width = expected_features
+    if expected_features not in (None, width):
+        raise UsageError(
+            f"the samples of the {kind} set have {width} features; expected {expected_features}"
+        )
+    return LabelledSamples(
+        features.reshape(len(features), width).astype(np.float32), labels.astype(np.intp)
+    )
+
+
+def _check_labels(kind: str, labels: NDArray[Any], classes: int) -> None:
     if len(labels) and (
         labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= classes
     ):
@@ -191,7 +240,3 @@ def _samples(kind: str, pair: tuple[ArrayLike, ArrayLike], classes: int) -> Labe
             f"the {kind} set's labels are {labels.dtype} from {labels.min()} to {labels.max()}; "
             f"with classes={classes} they must be integers from 0 to {classes - 1}"
         )
-    width = math.prod(features.shape[1:])
-    return LabelledSamples(
-        features.reshape(len(features), width).astype(np.float32), labels.astype(np.intp)
-    )

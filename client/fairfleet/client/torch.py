@@ -33,8 +33,10 @@ from fairfleet.client.training.torch_data import (
     Collate,
     Data,
     Reading,
+    Samples,
     SampleSource,
     is_function,
+    loaded,
     make_sample_source,
 )
 from fairfleet.client.training.torch_measures import (
@@ -132,20 +134,25 @@ class TorchTask:
         self._measure_batch = MEASURE_BATCH
         self._overwritten = False  # whether our module has been filled with a received model
         self._data, self._reading = (train, test), Reading(collate, workers, pin_memory)
+        self._loaded: tuple[Samples, Samples | None] | None = None
         self._read_data()
         self._device = choose_device(device)
         self.device = str(self._device)
 
     def _read_data(self) -> None:
-        train, test = self._data
+        """Load the data. A function that returns the same object again has no newer data."""
+        train = loaded(self._data[0])
+        test = None if self._data[1] is None else loaded(self._data[1])
+        if self._loaded is not None and self._loaded[0] is train and self._loaded[1] is test:
+            return
         own = make_sample_source("training", train, self._reading)
         other = None if test is None else make_sample_source("test", test, self._reading)
-        if not len(own) and not is_function(train):
+        if not len(own) and not is_function(self._data[0]):
             raise UsageError(
                 "the training set is empty; a client needs at least one sample to take part. If "
                 "data arrive later, give a function that loads them, as TorchTask(…, train=load)"
             )
-        self._train, self._test = own, other
+        self._train, self._test, self._loaded = own, other, (train, test)
         self.train_samples = len(own)
         self.test_samples = 0 if other is None else len(other)
 

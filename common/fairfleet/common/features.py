@@ -18,8 +18,8 @@ LOSS_PLAN = "loss-plan"
 COUNTS = "counts"
 FEATURES = (MEASURES, LOSS_PLAN, COUNTS)  # all names in proto/FEATURES.md
 
-CLIENT_FEATURES: tuple[str, ...] = (MEASURES,)  # that a client of this version has
-SERVER_FEATURES: tuple[str, ...] = (MEASURES,)  # that a server of this version knows
+CLIENT_FEATURES: tuple[str, ...] = FEATURES  # that a client of this version has
+SERVER_FEATURES: tuple[str, ...] = FEATURES  # that a server of this version knows
 
 # The fields of the message Plan that every client of protocol version 1 follows.
 PLAN_FIELDS_OF_VERSION_1 = frozenset(

@@ -22,6 +22,7 @@ from fairfleet.client.agent.result_reports import (
     report_verification,
 )
 from fairfleet.client.agent.server_connection import ServerConnection, Stopped
+from fairfleet.client.agent.task_data import DataMissing, TaskData
 from fairfleet.client.agent.update_maker import UpdateMaker
 from fairfleet.client.agent.uploader import FINAL, UnusableUpdate, UpdateUploader
 from fairfleet.client.device.availability import Availability
@@ -62,6 +63,7 @@ class Agent:
         error_feedback: bool = True,
         max_epsilon: float | None = None,
         delta: float = 1e-5,
+        refresh_seconds: float = 30.0,
     ) -> None:
         """Prepare a client; nothing is sent before `run`.
 
@@ -69,8 +71,8 @@ class Agent:
         `send_error_text` allows the text of a task's errors to be sent to the server. `save_model`
         is the file for models that this participant keeps. Without `error_feedback`, nothing is
         kept of what updates lost to their codec. `max_epsilon` and `delta` limit what is released
-        of this client's data, over all federations. Raises UsageError if the folder, the file or
-        the budget cannot be used.
+        of this client's data, over all federations. An idle client looks for new data every
+        `refresh_seconds`. Raises UsageError if the folder, the file or the budget cannot be used.
         """
         self.task = task
         self.counters = ClientCounters(device=task.device)
@@ -87,6 +89,7 @@ class Agent:
         self._connection = ServerConnection(
             server, join_request(name, task, signature), self.counters
         )
+        self._data = TaskData(task, self._connection, refresh_seconds)
         self._models = ModelCache(self._connection, signature)
         self._keeper = ModelKeeper(task, save_model, self._connection, self._models)
         self._uploader = UpdateUploader(
@@ -105,6 +108,7 @@ class Agent:
         reason, retires = "stopped", False
         try:
             self._wait_until_available()
+            self._data.refresh_if_due()
             while True:
                 try:
                     reason = self._take_part()
@@ -128,6 +132,8 @@ class Agent:
             self._renewal.renew_if_due()
             self._wait_until_available()
             self._require_allowance()
+            self._data.refresh_if_due()
+            self._data.stay_away_while_missing()
             response = self._models.next_task()
             if response.WhichOneof("task") == "finished":
                 self._keeper.finished(response.finished)
@@ -169,7 +175,7 @@ class Agent:
                 self._allowance.require_evaluation(wire.privacy_in(response.evaluate.privacy))
                 self._evaluate(response.evaluate)
             case _:
-                self._connection.wait(response.wait.retry_after_seconds)
+                self._data.wait(response.wait.retry_after_seconds)
 
     def _decline(self, response: pb.NextTaskResponse, unknown: list[str]) -> None:
         """Refuse a task that requires features which this client does not have."""
@@ -270,6 +276,9 @@ class Agent:
             by_owner = self._availability.blocked_reason and "this client gave it up"
             reason = by_owner or "the round continued without it"
             log.info("%s was abandoned: %s", request.id, reason, extra=about)
+        except DataMissing as error:
+            log.info("%s is given up: %s", request.id, error, extra=about)
+            self._connection.heartbeat(task=request.id, failure=str(error))
         except (Stopped, *FINAL):
             raise
         except Exception as error:  # the task is a user's code and may raise anything
@@ -299,6 +308,7 @@ class Agent:
         self._uploader.settle(federation, terms)
         self._models.fetch(request.model)
         with self._heartbeat.during(request.id) as progress:
+            self._data.refresh_for_training()
             progress = self._while_available(progress)
             spooled = self._maker.make(request, self._models, progress, federation)
         self._uploader.upload(spooled, begun=False)

@@ -29,6 +29,7 @@ from fairfleet.client.agent.connection_probe import probe
 from fairfleet.client.agent.counters import ClientCounters
 from fairfleet.client.agent.pauses import TRIES_BEFORE_PATIENCE, pauses
 from fairfleet.client.agent.raw_calls import raw_calls
+from fairfleet.client.agent.sample_counts import SampleCounts
 from fairfleet.common.cli.durations import format_duration
 from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
 from fairfleet.common.features import check_spoken
@@ -66,7 +67,7 @@ class ServerConnection:
         self._access = access
         self.counters = counters or ClientCounters()
         self.joined = pb.JoinResponse()
-        self._join_request = join
+        self._join_request, self.counts = join, SampleCounts(join)
         self._join_lock = threading.Lock()
         self._stop = threading.Event()
         self._is_disconnected = False
@@ -166,17 +167,19 @@ class ServerConnection:
                 model_begun = True
                 yield message
 
-        def poll(session: str) -> pb.NextTaskResponse:
+        def poll(session: str, **counts: int) -> pb.NextTaskResponse:
             if self.joined.brings_models and not model_begun:
                 # No time limit, as for a download: keepalive detects a dead connection.
-                call = self._take(pb.TakeTaskRequest(session=session, held=held_digest()))
+                request = pb.TakeTaskRequest(session=session, held=held_digest(), **counts)
+                call = self._take(request)
                 receive(receive_counted(call))
                 metadata = {entry.key: entry.value for entry in call.trailing_metadata()}
                 if TASK_METADATA in metadata:  # a proxy may have dropped it
                     return pb.NextTaskResponse.FromString(metadata[TASK_METADATA])
-            return self._stub.NextTask(pb.NextTaskRequest(session=session), timeout=POLL_SECONDS)
+            asked = pb.NextTaskRequest(session=session, **counts)
+            return self._stub.NextTask(asked, timeout=POLL_SECONDS)
 
-        return self.repeat(poll)
+        return self.repeat(lambda session: self.counts.tell(session, self.joined, poll))
 
     def open_upload(self, **fields: Any) -> pb.OpenUploadResponse:
         """Announce an update; return its receipt, or where to continue the upload."""
@@ -392,6 +395,7 @@ class ServerConnection:
                 # however often the connection or the server fails in between.
                 self._join_request.since = self._join_request.since or self.joined.fence
                 self._has_joined = True
+                self.counts.joined(joined.session)
                 log.info("joined %s at %s", self.joined.federation, self.address)
             session = self.joined.session
         self._check_federation()

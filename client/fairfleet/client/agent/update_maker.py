@@ -45,7 +45,9 @@ class UpdateMaker:
         self._error_feedback = error_feedback
         self._task, self._budget, self._spool, self._personal = task, budget, spool, personal
         self._counters = counters
-        self._largest_batch = budget.largest_batch(task)
+        # Without data, the memory that a batch takes cannot be measured yet.
+        self._fits = bool(task.train_samples)
+        self._largest_batch = budget.largest_batch(task) if self._fits else None
 
     def make(
         self, request: pb.TrainTask, models: ModelCache, progress: Progress, federation: str
@@ -54,6 +56,8 @@ class UpdateMaker:
 
         Raises UnusableUpdate if the report lacks a field that the federation needs.
         """
+        if not self._fits:
+            self._largest_batch, self._fits = self._budget.largest_batch(self._task), True
         plan, terms = wire.plan_in(request.plan), wire.privacy_in(request.privacy)
         progress = _silent(progress) if terms.reports else progress
         report = self._train(request, plan, models, progress)

@@ -310,6 +310,7 @@ def _agent(settings: ClientSettings, access: ServerAccess) -> Agent:
         error_feedback=settings.error_feedback,
         max_epsilon=settings.max_epsilon,
         delta=settings.delta,
+        refresh_seconds=settings.refresh_seconds,
     )
 
 

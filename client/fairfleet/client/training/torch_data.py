@@ -56,14 +56,17 @@ def is_function(data: Data | None) -> TypeGuard[Callable[[], Samples]]:
     return callable(data) and not isinstance(data, Dataset)
 
 
-def make_sample_source(kind: str, data: Data, reading: Reading) -> SampleSource:
+def loaded(data: Data) -> Samples:
+    """Return the data; a function is called for them."""
+    return data() if callable(data) and not isinstance(data, Dataset) else data
+
+
+def make_sample_source(kind: str, data: Samples, reading: Reading) -> SampleSource:
     """Return a source of batches for a user's data; `kind` names it in messages.
 
-    A function is called for the data. Of a DataLoader, the Dataset and the way of reading it are
-    used; the plan decides the batches.
+    Of a DataLoader, the Dataset and the way of reading it are used; the plan decides the batches.
     Raises UsageError if the data have a form that cannot be used.
     """
-    data = data() if is_function(data) else data
     if isinstance(data, DataLoader):
         reading = _reading_of(kind, data)
         data = data.dataset

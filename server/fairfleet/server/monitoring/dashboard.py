@@ -137,9 +137,8 @@ class Dashboard:
             connected, federation.revoked, finished=round_number.phase is Phase.FINISHED
         )
         for session in sessions:
-            self.state.describe(
-                session.client, session.member.software, federation.not_selected_because(session)
-            )
+            obstacle, member = federation.not_selected_because(session), session.member
+            self.state.describe(session.client, member.software, member.train_samples, obstacle)
         return {
             "federation": federation.settings.name,
             "federation_id": federation.federation_id,

@@ -112,11 +112,12 @@ class DashboardState:
             elif finished and not row.connected and row.state in ("idle", *BUSY):
                 self.set(row.client, state="done")
 
-    def describe(self, client: str, software: str, not_selected_because: str) -> None:
-        """Update what is known of a client's software, if it has changed."""
-        row = self._clients.get(client)
-        if row and (row.software, row.not_selected_because) != (software, not_selected_because):
-            self.set(client, software=software, not_selected_because=not_selected_because)
+    def describe(self, client: str, software: str, samples: int, not_selected_because: str) -> None:
+        """Update what is known of a client's software and data, if it has changed."""
+        row, known = self._clients.get(client), (software, samples, not_selected_because)
+        if row and (row.software, row.samples, row.not_selected_because) != known:
+            reason = not_selected_because
+            self.set(client, software=software, samples=samples, not_selected_because=reason)
 
     # ---- events --------------------------------------------------------------------------------
 

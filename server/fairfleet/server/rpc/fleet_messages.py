@@ -148,6 +148,16 @@ def check_task(client: str, request: pb.HeartbeatRequest) -> None:
         raise BadRequest("failure is set, but task is empty; name the task that failed")
 
 
+def changed_counts(
+    request: pb.NextTaskRequest | pb.TakeTaskRequest,
+) -> tuple[int | None, int | None]:
+    """Return the numbers of training and test samples that a poll tells; None: not told."""
+    return (
+        request.train_samples if request.HasField("train_samples") else None,
+        request.test_samples if request.HasField("test_samples") else None,
+    )
+
+
 def evaluation_in(
     request: pb.ReportEvaluationRequest, features: Collection[str]
 ) -> Evaluation | None:

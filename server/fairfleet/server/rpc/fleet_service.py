@@ -21,6 +21,7 @@ from fairfleet.server.federation.receipts import Receipt
 from fairfleet.server.rpc.fleet_messages import (
     MAX_FAILURE_CHARS,
     announcement_in,
+    changed_counts,
     check_task,
     description_in,
     evaluation_in,
@@ -153,11 +154,13 @@ class FleetService:
 
     async def NextTask(self, request: pb.NextTaskRequest, context: Context) -> pb.NextTaskResponse:
         """Return the client's next task; hold the call for a while if there is none."""
+        await self._note_counts(request)
         assignment = await self._clients.next_task(request.session)
         return self._next_task(request.session, assignment)
 
     async def TakeTask(self, request: pb.TakeTaskRequest, context: Context) -> AsyncIterator[bytes]:
         """Do as NextTask does, but send the model as soon as it exists, before its task."""
+        await self._note_counts(request)
         model = await self._clients.next_model(request.session)
         is_new = model is not None and model.digest != request.held
         if model is not None and is_new and not self._downloads.has_shorter_form(model):
@@ -168,6 +171,11 @@ class FleetService:
         assignment = await self._clients.task_of_model(request.session)
         answer = self._next_task(request.session, assignment)
         context.set_trailing_metadata(((wire.TASK_METADATA, answer.SerializeToString()),))
+
+    async def _note_counts(self, request: pb.NextTaskRequest | pb.TakeTaskRequest) -> None:
+        train, test = changed_counts(request)
+        if train is not None or test is not None:
+            await self._clients.update_counts(request.session, train, test)
 
     def _next_task(self, session: str, assignment: Assignment | None) -> pb.NextTaskResponse:
         state = self._coordinator.state

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from fairfleet.common.errors import Revoked, short
 from fairfleet.common.pki.identity import Identity, Role
@@ -41,6 +42,8 @@ from fairfleet.server.transfer.prediction_bases import PredictionBases
 from fairfleet.server.transfer.published_model import PublishedModel
 
 log = logging.getLogger(__name__)
+
+NO_DATA_PAUSE_SECONDS = 20.0  # between the polls of a client without data, less than its lease
 
 
 class ClientRequests:
@@ -88,6 +91,28 @@ class ClientRequests:
         if self._runner.lock.locked() or self._runner.round.phase in phases:
             await self._runner.record()
         return session
+
+    async def update_counts(
+        self, session_id: str, train_samples: int | None, test_samples: int | None
+    ) -> None:
+        """Note a client's new numbers of samples; None: unchanged."""
+        session = self.session(session_id)
+        before = session.member
+        session.member = replace(
+            before,
+            train_samples=before.train_samples if train_samples is None else train_samples,
+            test_samples=before.test_samples if test_samples is None else test_samples,
+        )
+        if session.member == before:
+            return
+        log.info(
+            "client %s has %d training samples now, and %d for tests",
+            session.client,
+            session.member.train_samples,
+            session.member.test_samples,
+        )
+        if before.waits_for_data and self._runner.round.phase is Phase.WAITING:
+            await self._runner.record()  # it may be the client that was missing
 
     def _announce_join(self, member: ClientDescription) -> None:
         client, device, samples = member.client, member.device, member.train_samples
@@ -169,6 +194,9 @@ class ClientRequests:
         return early.publication if early and client in early.clients else None
 
     async def _wait_for_task(self, session: Session, *, for_models: bool = False) -> None:
+        member = session.member
+        if member.waits_for_data and not member.test_samples:
+            return  # It has nothing to wait for here: it asks again after a pause.
         idle = self._assignments.assignment(session.client) is None
         finished = self._runner.result is not None
         if idle and not finished and not self._runner.stopping:
@@ -190,6 +218,8 @@ class ClientRequests:
         """
         session = self.session(session_id)
         seconds = poll_pause_seconds(len(self._sessions), self._limits.limits.polls_per_second)
+        if session.member.waits_for_data:
+            seconds = max(seconds, NO_DATA_PAUSE_SECONDS)
         session.last_seen = loop_time() + seconds
         return seconds
 

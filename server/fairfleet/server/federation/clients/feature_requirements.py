@@ -16,6 +16,7 @@ from fairfleet.server.federation.clients.assignments import Kind
 from fairfleet.server.federation.clients.sessions import ClientDescription
 from fairfleet.server.rounds.version_scores import AUTO_MEASURE
 
+NO_DATA = "it has no training data yet"
 KINDS: tuple[Kind, ...] = ("train", "verify", "evaluate")
 
 
@@ -31,7 +32,10 @@ class FeatureRequirements(NamedTuple):
         return {"train": self.train, "verify": self.verify, "evaluate": self.evaluate}[kind]
 
     def allow(self, member: ClientDescription, kind: Kind) -> bool:
-        """Return whether a client has every feature that a task of this kind requires."""
+        """Return whether a client can do a task of this kind: it has the features, and the data."""
+        return self._has_features(member, kind) and not (kind == "train" and member.waits_for_data)
+
+    def _has_features(self, member: ClientDescription, kind: Kind) -> bool:
         return self.of(kind) <= member.features
 
     def missing(self, member: ClientDescription) -> list[str]:
@@ -46,8 +50,8 @@ class FeatureRequirements(NamedTuple):
         'its software (old 1) lacks measures, required to evaluate; install a newer fairfleet there'
         """
         if not (missing := self.missing(member)):
-            return ""
-        kinds = [kind for kind in KINDS if not self.allow(member, kind)]
+            return NO_DATA if member.waits_for_data else ""
+        kinds = [kind for kind in KINDS if not self._has_features(member, kind)]
         return (
             f"its software ({member.software or 'unknown'}) lacks {', '.join(missing)}, required "
             f"to {' and '.join(kinds)}; install a newer fairfleet there"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fairfleet.common.errors import ContestedIdentity, LimitReached, SessionUnknown, Superseded
+from fairfleet.common.features import COUNTS
 
 # By other processes, within the window: enough for reboots, too few for two rival processes.
 TAKEOVERS_ALLOWED = 3
@@ -35,6 +36,14 @@ class ClientDescription:
     software: str = ""  # name and version, for people to read
     features: frozenset[str] = frozenset()  # that it has, by the names in proto/FEATURES.md
     protocol_version: int = 1  # of its session
+
+    @property
+    def waits_for_data(self) -> bool:
+        """Whether it has no training data yet and will say when it has.
+
+        A client without the feature `counts` cannot say so, and is believed to have some.
+        """
+        return COUNTS in self.features and not self.train_samples
 
 
 class ClientInstance(NamedTuple):
