@@ -282,14 +282,16 @@ class ArrivingTask(ShiftTask):
         self.train_samples = int(self.data.read_text()) if self.data.exists() else 0
 
 
-def arriving(data: str, shift: str = "1", size: str = "1000", tested: str = "0") -> ArrivingTask:
-    task = ArrivingTask(float(shift), int(size), 0, 1, 0.0, "", 0.0, 0.5, int(tested))
+def arriving(data: str, shift: str = "1", size: str = "1000", samples: str = "") -> ArrivingTask:
+    task = ArrivingTask(float(shift), int(size), 0, 1, 0.0, "", 0.0, 0.5, 0)
     task.data = Path(data)
     task.refresh()
     return task
 
 
-def softmax(loss_log: str, samples: str = "3000") -> SoftmaxTask:
+def softmax(
+    loss_log: str = "", size: str = "", samples: str = "3000", shift: str = ""
+) -> SoftmaxTask:
     """Softmax regression that writes how each training measured its loss."""
 
     class LoggingTask(SoftmaxTask):

@@ -51,6 +51,7 @@ from fairfleet.client.training.torch_memory import largest_batch
 from fairfleet.client.training.torch_modules import (
     add_proximal_gradient,
     as_model,
+    check_finite,
     choose_device,
     copied_arrays,
     forward,
@@ -206,6 +207,7 @@ class TorchTask:
             steps = self._descend(module, job, first_pass)
             after = self._after(module, job, Watch(job, steps, planned))
         loss = before.loss if before else first_pass.measured()
+        check_finite(loss.loss, "over the first pass")
         report = TrainReport(
             **loss.report_fields(),
             samples=self.train_samples,

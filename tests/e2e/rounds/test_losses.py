@@ -14,8 +14,6 @@ from tests.support.device import REPORT, Device
 from tests.support.fleet import Fleet
 from tests.support.refusals import refused
 
-WINSORISE = {"admission__loss": "winsorise"}
-
 
 def measured(fleet: Fleet, tmp_path: Path, **settings: Any) -> set[str]:
     """Run a round of two clients, and return how they measured their losses."""
@@ -23,7 +21,7 @@ def measured(fleet: Fleet, tmp_path: Path, **settings: Any) -> set[str]:
     fleet.init(task="softmax")
     fleet.start_server(rounds=1, round__evaluate_every=0, **settings)
     for name in ("ann", "bob"):
-        fleet.start_client(name, task="softmax", loss_log=str(log))
+        fleet.start_client(name, task="softmax", loss_log=str(log), samples=3000)
     fleet.wait_for_version(1)
     return set(log.read_text().splitlines())
 
