@@ -103,6 +103,7 @@ bench: .venv/.dev
 	$(BIN)/python benchmarks/history.py --json
 	$(BIN)/python benchmarks/simulation.py --json
 	$(BIN)/python benchmarks/telemetry.py --json
+	$(BIN)/python benchmarks/client_cost.py --json
 
 clean:
 	rm -rf .venv .checkov .protogen .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -191,7 +191,7 @@ class SoftmaxTask:
         planned = job.plan.steps_for(self.train_samples)
         regression = SoftmaxRegression(model)
         for done, indices in enumerate(batches(job.plan, self.train_samples), start=1):
-            batch = LabelledSamples(self._train.features[indices], self._train.labels[indices])
+            batch = self._train.selected(indices)
             loss, gradient = regression.loss_and_gradient(batch)
             first_pass.add(loss, len(indices))
             descent.step(gradient)

@@ -67,7 +67,9 @@ def test_a_training_that_finds_its_data_gone_is_given_up_and_the_client_stays(
     data = tmp_path / "samples"
     data.write_text("30")
     fleet.init()
-    fleet.start_server(rounds=100_000, round__minimum_clients=1, round__evaluate_every=0)
+    # A client that gave up is selected again after the round's deadline.
+    settings = {"round__minimum_clients": 1, "round__evaluate_every": 0}
+    fleet.start_server(rounds=100_000, round__deadline_seconds=0.5, **settings)
     fleet.start_client("ann", task="arriving", data=str(data))
     fleet.wait_for_version(1)
     data.unlink()

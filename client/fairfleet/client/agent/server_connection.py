@@ -30,12 +30,13 @@ from fairfleet.client.agent.counters import ClientCounters
 from fairfleet.client.agent.pauses import TRIES_BEFORE_PATIENCE, pauses
 from fairfleet.client.agent.raw_calls import raw_calls
 from fairfleet.client.agent.sample_counts import SampleCounts
+from fairfleet.client.agent.task_poll import TaskPoll
 from fairfleet.common.cli.durations import format_duration
 from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
 from fairfleet.common.features import check_spoken
 from fairfleet.common.net.channel_options import CLIENT_OPTIONS
 from fairfleet.common.net.server_access import ServerAccess, handshake_words
-from fairfleet.common.wire import ANNOUNCED_METADATA, TASK_METADATA, UPLOAD_METADATA
+from fairfleet.common.wire import ANNOUNCED_METADATA, UPLOAD_METADATA
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
 
@@ -43,7 +44,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALL_SECONDS = 15.0  # for calls that the server answers at once
-POLL_SECONDS = 45.0  # for NextTask, which the server holds for up to 30 s
 FAILURES_BEFORE_NEW_CHANNEL = 3  # a channel can keep using an address that is gone
 SERVER_BUGS_TOLERATED = 8
 NO_CONNECTION = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -159,27 +159,13 @@ class ServerConnection:
         chunks. If the connection breaks during the model, only the task is requested again: a poll
         starts with the first chunk each time, but a fetched model continues where it broke.
         """
-        model_begun = False
+        poll = TaskPoll(held_digest, receive, self.counters)
 
-        def receive_counted(call: Iterable[bytes]) -> Iterator[bytes]:
-            nonlocal model_begun
-            for message in self.counters.counting_received(call):
-                model_begun = True
-                yield message
+        def ask(session: str, **counts: int) -> pb.NextTaskResponse:
+            take = self._take if self.joined.brings_models else None
+            return poll.ask(take, self._stub, session, **counts)
 
-        def poll(session: str, **counts: int) -> pb.NextTaskResponse:
-            if self.joined.brings_models and not model_begun:
-                # No time limit, as for a download: keepalive detects a dead connection.
-                request = pb.TakeTaskRequest(session=session, held=held_digest(), **counts)
-                call = self._take(request)
-                receive(receive_counted(call))
-                metadata = {entry.key: entry.value for entry in call.trailing_metadata()}
-                if TASK_METADATA in metadata:  # a proxy may have dropped it
-                    return pb.NextTaskResponse.FromString(metadata[TASK_METADATA])
-            asked = pb.NextTaskRequest(session=session, **counts)
-            return self._stub.NextTask(asked, timeout=POLL_SECONDS)
-
-        return self.repeat(lambda session: self.counts.tell(session, self.joined, poll))
+        return self.repeat(lambda session: self.counts.tell(session, self.joined, ask))
 
     def open_upload(self, **fields: Any) -> pb.OpenUploadResponse:
         """Announce an update; return its receipt, or where to continue the upload."""

@@ -31,7 +31,11 @@ class LabelledSamples(NamedTuple):
         """Return the samples with these indices; all of them, in order, are not copied."""
         if len(indices) == len(self.labels) and bool((np.diff(indices) == 1).all()):
             return self
-        return LabelledSamples(self.features[indices], self.labels[indices])
+        return self.selected(indices)
+
+    def selected(self, indices: Indices) -> LabelledSamples:
+        """Return copies of the samples with these indices."""
+        return LabelledSamples(self.features.take(indices, 0), self.labels.take(indices))
 
 
 class SoftmaxRegression:
@@ -44,8 +48,10 @@ class SoftmaxRegression:
     def log_probabilities(self, samples: LabelledSamples) -> NDArray[Any]:
         """Return the logarithm of each class's probability, one row per sample."""
         logits: NDArray[Any] = samples.features @ self._weight.T + self._bias
-        logits -= logits.max(1, keepdims=True)  # keeps the exponentials finite
-        log_probabilities: NDArray[Any] = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        # The reductions of numpy's functions, without what surrounds them in its methods.
+        logits -= np.maximum.reduce(logits, 1, keepdims=True)  # keeps the exponentials finite
+        sums = np.add.reduce(np.exp(logits), 1, keepdims=True)
+        log_probabilities: NDArray[Any] = logits - np.log(sums)
         return log_probabilities
 
     def loss_and_gradient(self, samples: LabelledSamples) -> tuple[float, Vector]:
