@@ -22,7 +22,10 @@ from fairfleet.server.rounds.state_machine import Event, IllegalEvent, Phase, Po
 PAGE = Path(__file__).with_name("rounds.md")
 BEGIN, END = "<!-- made by docs/rounds_diagram.py -->\n", "<!-- until here -->\n"
 CLIENTS = ("a", "b")
-POLICIES = [Policy(2, quorum, evaluate_every=every) for quorum in (0.5, 1.0) for every in (0, 1)]
+ROUNDS = 2
+POLICIES = [
+    Policy(ROUNDS, quorum, evaluate_every=every) for quorum in (0.5, 1.0) for every in (0, 1)
+]
 LAST_ATTEMPT = 1
 
 Transition = tuple[Phase, str, Phase]  # from, event, to
@@ -57,6 +60,11 @@ def events(round_: Round) -> Iterator[Event]:
     yield state_machine.DeadlinePassed(round_.attempt)
     yield state_machine.ModelStored(round_.number + 1)
     yield state_machine.StopRequested("enough")
+    # The server refuses to continue where no round is left.
+    if round_.number < ROUNDS:
+        yield state_machine.Continued(round_.number)
+    if round_.number + 1 < ROUNDS:
+        yield state_machine.Continued(round_.number + 1, from_version=0)
 
 
 def transitions() -> dict[Transition, set[str]]:

@@ -31,6 +31,7 @@ from fairfleet.server.aggregation.diagnostics import DiagnosticsSetting
 from fairfleet.server.aggregation.history import HistorySettings
 from fairfleet.server.privacy.settings import PrivacySettings, refusal
 from fairfleet.server.rounds.end_settings import EndSettings
+from fairfleet.server.rounds.limits import Limits
 from fairfleet.server.rounds.loss_measurement import LossSettings, uses_losses
 from fairfleet.server.rounds.round_settings import RoundSettings
 from fairfleet.server.rounds.state_machine import Policy
@@ -380,6 +381,10 @@ class ServerSettings(Settings):
     def _uses_losses(self) -> bool:
         verifies, selection = self.verification is not None, self.round.selection
         return uses_losses(self.recipe(), self.admission, selection, verifies=verifies)
+
+    def limits_of_end(self) -> Limits:
+        """Return when the federation ends, apart from its results."""
+        return Limits(self.rounds, self.end.after_seconds)
 
     def policy(self) -> Policy:
         """Return the settings that the round's state machine uses."""

@@ -15,7 +15,7 @@ from fairfleet.server.federation.operators.effective_settings import (
 )
 from fairfleet.server.federation.operators.settings_record import record_changed_settings
 from fairfleet.server.settings import HttpSettings, RoundSettings, ServerSettings
-from fairfleet.server.storage.audit_queries import (
+from fairfleet.server.storage.operations.audit_queries import (
     MAX_ARGUMENTS_CHARS,
     OperatorAction,
     arguments_json,

@@ -259,7 +259,10 @@ def _table(*headings: str) -> Table:
 
 
 def _rounds_table(records: Sequence[pb.RoundRecord]) -> Table:
-    rows = [(str(record.round), *_round_cells(record)) for record in records]
+    rows = [
+        (f"{record.round}{' (undone)' if record.undone else ''}", *_round_cells(record))
+        for record in records
+    ]
     columns = [
         (heading, cells)
         for heading, *cells in zip(("round", *ROUND_COLUMNS), *rows, strict=True)
@@ -310,6 +313,8 @@ def _round_json(record: pb.RoundRecord) -> dict[str, object]:
         "commit_seconds": record.commit_seconds,
         "bytes_received": record.bytes_received,
         "unix_seconds": record.unix_seconds,
+        "undone": record.undone,
+        "settings_digest": record.settings_digest.hex(),
         **_step_json(record),
         # The level at which the figures were computed; null if the server does not report it.
         "diagnostics": diagnostics.get("level"),

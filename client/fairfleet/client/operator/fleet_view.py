@@ -238,6 +238,9 @@ def _after_event(view: FleetView, event: pb.Event, fields: Any) -> FleetView:
             is_paused = isinstance(fields, pb.FederationPaused)
             reason = getattr(fields, "reason", "")
             return _with_status(view, paused=is_paused, held_because=reason)
+        case pb.FederationContinued():
+            changes = {"version": fields.version, "rounds_planned": fields.rounds_planned}
+            return replace(_with_status(view, phase=pb.PHASE_WAITING, **changes), ended="")
         case pb.FederationFinished():
             return replace(_with_status(view, phase=pb.PHASE_FINISHED), ended=fields.reason)
     return view

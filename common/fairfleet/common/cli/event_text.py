@@ -38,6 +38,9 @@ def headline(event: pb.Event) -> str | None:
             return "paused: no new round starts after the current one"
         case "federation_resumed":
             return "resumed"
+        case "federation_continued":
+            planned = count(fields.rounds_planned, "planned round")
+            return f"continues at version {fields.version} of {planned}"
         case "federation_finished":
             return f"finished: {short(fields.reason)}"
     return None

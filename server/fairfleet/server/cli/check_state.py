@@ -7,7 +7,7 @@ the journal must explain every committed model. Nothing is changed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +18,11 @@ from fairfleet.server.aggregation.finite import is_finite, model_is_finite
 from fairfleet.server.aggregation.staging import layer_sizes
 from fairfleet.server.aggregation.stored_state import read_model
 from fairfleet.server.rounds.serialization import event_from_json
-from fairfleet.server.rounds.state_machine import ModelStored
+from fairfleet.server.rounds.state_machine import Continued, Event, ModelStored
 from fairfleet.server.storage.files.checksummed_arrays import load_vectors, read_scaled_row
 from fairfleet.server.storage.files.history_files import file_name
+from fairfleet.server.storage.operations.undone_rounds import standing_ranges
+from fairfleet.server.storage.round_record import RoundRecord
 from fairfleet.server.storage.store import Store
 from fairfleet.server.transfer.prediction_bases import PredictionBases
 from fairfleet.server.transfer.published_model import PublishedModel
@@ -110,10 +112,12 @@ def _history(store: Store) -> Iterator[Finding]:
 
 def _journal(store: Store) -> list[str]:
     number, problems = store.current_round().number, list[str]()
+    events = list(map(event_from_json, store.journal()))
     commits = Counter(
         event.version
-        for event in map(event_from_json, store.journal())
+        for event in events
         if isinstance(event, ModelStored)
+        or (isinstance(event, Continued) and event.from_version is not None)
     )
     for version in range(1, number + 1):
         if commits[version] != 1:
@@ -130,4 +134,28 @@ def _journal(store: Store) -> list[str]:
                 f"the record of round {round_number} does not have the digest of "
                 f"version {round_number + 1}"
             )
-    return problems
+    return [*problems, *_undone(events, records, digests)]
+
+
+def _undone(
+    events: Sequence[Event], records: Mapping[int, RoundRecord], digests: Mapping[int, bytes]
+) -> Iterator[str]:
+    """Compare the rounds that are marked as undone with the returns in the journal."""
+    returned, newest = dict[int, int](), len(records)
+    for event in events:
+        if isinstance(event, Continued) and event.from_version is not None:
+            returned[event.version - 1] = event.from_version
+            if digests.get(event.version) != digests.get(event.from_version):
+                yield (
+                    f"version {event.version} does not have the digest of version "
+                    f"{event.from_version}, whose model it is"
+                )
+    standing = {
+        number
+        for first, last in standing_ranges(newest, returned)
+        for number in range(first, last + 1)
+    }
+    for number, record in records.items():
+        if record.undone is (number in standing):
+            expected = "counts" if record.undone else "was undone"
+            yield f"round {number} {expected}, says the journal, but its record says otherwise"

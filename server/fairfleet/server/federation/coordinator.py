@@ -16,6 +16,7 @@ from fairfleet.server.federation.federation_state import FederationState
 from fairfleet.server.federation.kept_blocks import with_kept_blocks
 from fairfleet.server.federation.operator_control import OperatorControl
 from fairfleet.server.federation.operators.audit_log import AuditLog
+from fairfleet.server.federation.operators.continuation import Continuation
 from fairfleet.server.federation.operators.effective_settings import settings_digest
 from fairfleet.server.federation.operators.settings_record import record_changed_settings
 from fairfleet.server.federation.round_actions import RoundActions
@@ -85,6 +86,9 @@ class Coordinator:
         self._watch = FleetWatch(
             runner, departures, settings.lease_seconds, settings.round.longest_wait_seconds
         )
+        self.continuation = Continuation(
+            runner, self._commits, settings, self.recipe, self._watch.begin_waiting
+        )
 
     def _codec_agreements(self, store: Store) -> CodecAgreements:
         current = store.current_round()
@@ -119,4 +123,6 @@ class Coordinator:
             self.update_receiver.stop()
             self._actions.stop()
         await self.runner.background.end()
+        clock = self.runner.clock.write()
+        await self.runner.executors.in_database(self.runner.store.write, clock)
         self.runner.executors.shut_down()

@@ -125,6 +125,7 @@ def record_message(record: RoundRecord, diagnostics_json: str | None = None) -> 
         cut_off=[_cut_off_message(client) for client in record.cut_off],
         admission=[pb.AdmissionFinding(**asdict(finding)) for finding in record.admission],
         settings_digest=record.settings_digest,
+        undone=record.undone,
     )
 
 

@@ -19,7 +19,7 @@ from fairfleet.server.federation.round_commit import RoundCommits
 from fairfleet.server.federation.round_runner import RoundRunner
 from fairfleet.server.federation.staged_model import StepProposal
 from fairfleet.server.privacy.budget import PrivacyBudget
-from fairfleet.server.rounds.state_machine import Round
+from fairfleet.server.rounds.state_machine import Phase, Round
 from fairfleet.server.rules import PastRow, Recipe
 from fairfleet.server.security.request_limits import RequestLimits
 from fairfleet.server.settings import ServerSettings
@@ -80,6 +80,16 @@ class FederationState:
     def round(self) -> Round:
         """The round under way."""
         return self._runner.round
+
+    @property
+    def rounds_planned(self) -> int:
+        """The number of rounds after which the federation ends."""
+        return self._runner.policy.rounds
+
+    @property
+    def finished_reason(self) -> str:
+        """Why the federation is finished; empty if it is not."""
+        return self.round.stopping if self.round.phase is Phase.FINISHED else ""
 
     @property
     def publication(self) -> PublishedModel:

@@ -148,6 +148,7 @@ class RoundActions:
     def _finish(self, reason: str, round_: Round) -> None:
         number = round_.number
         about = {"round": number}
+        self._runner.clock.halt()
         log.info("federation finished at version %d: %s", number, reason, extra=about)
         self._runner.publish_result(None)  # perhaps of an earlier end
         self._runner.background.spawn(publish_result(self._runner))

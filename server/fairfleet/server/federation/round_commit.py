@@ -6,11 +6,13 @@ The transaction comes last: it may name only files that are on the disk.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.aggregation.diagnostics import Diagnostics
 from fairfleet.server.federation.event_stream import record_message, step_measured_message
 from fairfleet.server.federation.operators.effective_settings import settings_digest
 from fairfleet.server.federation.round_runner import RoundRunner
@@ -19,6 +21,7 @@ from fairfleet.server.privacy.accountant import SampledRelease
 from fairfleet.server.rounds import state_machine
 from fairfleet.server.settings import ServerSettings
 from fairfleet.server.storage.improvement import ImprovementReport, ImprovementTracker
+from fairfleet.server.storage.operations.undone_rounds import going_back_write, returns
 from fairfleet.server.storage.quarantine import (
     QuarantinedUpdate,
     named_files,
@@ -27,7 +30,7 @@ from fairfleet.server.storage.quarantine import (
 )
 from fairfleet.server.storage.queries import Write
 from fairfleet.server.storage.round_record import PrivacyRelease, RoundRecord
-from fairfleet.server.storage.store import StoredUpdate
+from fairfleet.server.storage.store import StoredModel, StoredUpdate
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ class RoundCommits:
     improvement: ImprovementTracker
 
     def __init__(self, runner: RoundRunner, settings: ServerSettings) -> None:
+        self._rule = settings.rule.name
         self.newest_record: RoundRecord | None = None  # committed by this run of the server
         self.rows_evicted = 0  # from the history, since the start
         # By client, until a later update of it counts.
@@ -64,6 +68,44 @@ class RoundCommits:
             await self._clear_quarantine()
         retire = runner.store.files.retire_round
         await runner.executors.in_worker(retire, staged.stored.version, released)
+
+    async def commit_again(
+        self, stored: StoredModel, from_version: int, event: state_machine.Continued, *writes: Write
+    ) -> None:
+        """Commit an earlier version once more, as the newest; its files are on the disk.
+
+        Only the database changes. The caller holds the lock, and loads everything else anew.
+        """
+        runner, store = self._runner, self._runner.store
+        before = runner.round
+        after, _ = state_machine.step(before, event, runner.policy)
+        record = self._record_of_return(stored, from_version)
+        returned = await runner.executors.in_database(returns, store)
+        pinned = runner.kept_versions.pinned()
+        released = runner.kept_versions.commit(stored.version, pinned)
+        writes = (
+            *writes,
+            going_back_write(before.number, from_version, returned),
+            store.commit_writes(stored, lambda: record, self._keep_models, pinned),
+            runner.clock.write(),
+        )
+        await runner.executors.in_database(store.record, [(before, event, after)], after, *writes)
+        await runner.executors.in_worker(store.files.retire_round, stored.version, released)
+
+    def _record_of_return(self, stored: StoredModel, from_version: int) -> RoundRecord:
+        """Return the record of a round that trained nothing, and went back to a version."""
+        budget = self._runner.privacy_budget
+        diagnostics = Diagnostics.empty(self._rule, "went_back")
+        noted = diagnostics.model_copy(update={"notes": {"from_version": from_version}})
+        return RoundRecord(
+            round=stored.version - 1,
+            digest=stored.digest,
+            contributions=(),
+            diagnostics=noted.record(),
+            unix_seconds=time.time(),
+            privacy=PrivacyRelease(budget.privacy.where, drawn=False) if budget else None,
+            settings_digest=self._settings_digest,
+        )
 
     async def _clear_quarantine(self) -> None:
         executors, store = self._runner.executors, self._runner.store

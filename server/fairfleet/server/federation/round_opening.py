@@ -26,11 +26,8 @@ Resumption = tuple[dict[str, StoredUpdate], tuple[state_machine.Action, ...]]
 async def open_round(runner: RoundRunner, settings: ServerSettings, recipe: Recipe) -> Resumption:
     """Load the stored round into the runner; return its durable updates and the next actions."""
     await runner.compute_divergences()
-    stored, executors, store = await _stored_round(runner), runner.executors, runner.store
-    options = _committer_options(settings, recipe, runner.prediction_bases)
-    runner.committer = await executors.in_worker(
-        ModelCommitter.open, store, stored.number, recipe, options
-    )
+    stored, store = await _stored_round(runner), runner.store
+    await open_committer(runner, settings, recipe, stored.number)
     stored_updates = store.updates_of(stored.number)
     updates = {update.client: update for update in stored_updates if update.file}
     await _delete_unneeded_files(runner, stored.number, updates)
@@ -43,6 +40,16 @@ async def open_round(runner: RoundRunner, settings: ServerSettings, recipe: Reci
         len(runner.round.received),
     )
     return updates, actions
+
+
+async def open_committer(
+    runner: RoundRunner, settings: ServerSettings, recipe: Recipe, version: int
+) -> None:
+    """Load a committed version, and what belongs to it, into the runner."""
+    options = _committer_options(settings, recipe, runner.prediction_bases)
+    runner.committer = await runner.executors.in_worker(
+        ModelCommitter.open, runner.store, version, recipe, options
+    )
 
 
 def _committer_options(

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fairfleet.proto.v1 import operator_pb2 as pb
@@ -24,10 +23,12 @@ from fairfleet.server.federation.event_stream import EventStream, score_message
 from fairfleet.server.federation.model_committer import ModelCommitter
 from fairfleet.server.federation.scheduler import Scheduler, TrainingTimes
 from fairfleet.server.federation.step_verification import StepVerification
+from fairfleet.server.federation.training_clock import TrainingClock
 from fairfleet.server.privacy import accountant
 from fairfleet.server.privacy.accountant import SampledRelease
 from fairfleet.server.privacy.budget import PrivacyBudget
 from fairfleet.server.rounds import state_machine
+from fairfleet.server.rounds.limits import Limits, limits_in_force
 from fairfleet.server.rounds.missing_evaluations import NO_TEST_DATA, missing_evaluations
 from fairfleet.server.rounds.state_machine import Phase, Round
 from fairfleet.server.rules import Recipe
@@ -35,6 +36,7 @@ from fairfleet.server.settings import ServerSettings, plan_for_rule
 from fairfleet.server.storage.client_queries import retired_clients
 from fairfleet.server.storage.evaluation_queries import evaluation_write
 from fairfleet.server.storage.kept_versions import KeptVersions
+from fairfleet.server.storage.operations.progress import continued_limits, elapsed_seconds
 from fairfleet.server.storage.queries import Write
 from fairfleet.server.storage.store import Fact, Store
 from fairfleet.server.transfer.prediction_bases import PredictionBases
@@ -89,6 +91,8 @@ class RoundRunner:
         self.scheduler = Scheduler(settings, store, self.requirements, self.privacy_budget)
         self.assignments = Assignments(sessions)
         self.training_times = TrainingTimes(loop_time())
+        self.clock = TrainingClock(elapsed_seconds(store))
+        self.limit(limits_in_force(settings.limits_of_end(), continued_limits(store)))
         self.upload_registry = UploadRegistry(
             store,
             store.signature(),
@@ -134,6 +138,12 @@ class RoundRunner:
         """Let clients fetch the federation's result; None takes an earlier one back."""
         self._result = result
 
+    def limit(self, limits: Limits) -> None:
+        """Let the federation end at these limits."""
+        self.policy = replace(self.policy, rounds=limits.rounds)
+        self.limits = limits
+        self.scheduler.limit(limits.seconds)
+
     # ---- events --------------------------------------------------------------------------------
 
     async def record(self, *events: state_machine.Event, writes: Sequence[Write] = ()) -> None:
@@ -172,6 +182,9 @@ class RoundRunner:
         ]
         if early is not None:
             self._send_early(early, decision)
+        ends = decision.round.phase is Phase.FINISHED
+        if decision.round.number != self.round.number or ends:
+            writes.append(self.clock.write())
         if writes or self._must_be_durable(decision.facts):
             record = self.store.record
             await self.executors.in_database(record, decision.facts, decision.round, *writes)
@@ -205,8 +218,8 @@ class RoundRunner:
         # Clients that leave meanwhile are lost right after the selection.
         sessions = self.sessions.all()
         if round_.phase is Phase.WAITING and not round_.asked and not round_.received:
-            reason = self.scheduler.reason_to_end(time.time())
-            if reason := reason or await self._exhausted_budget(sessions):
+            reason = self.scheduler.reason_to_end(self.clock.seconds())
+            if reason := reason or await self.exhausted_budget(sessions):
                 return state_machine.StopRequested(reason)
         return self.scheduler.choose(round_, sessions)
 
@@ -225,7 +238,7 @@ class RoundRunner:
             budget.obstacle(session.client) if budget else ""
         )
 
-    async def _exhausted_budget(self, sessions: Sequence[Session]) -> str | None:
+    async def exhausted_budget(self, sessions: Sequence[Session]) -> str | None:
         """Return why the privacy budget allows no further round; None if it does."""
         if self.privacy_budget is None:
             return None

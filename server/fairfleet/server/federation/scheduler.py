@@ -28,6 +28,7 @@ from fairfleet.server.rounds.version_scores import VersionScores
 from fairfleet.server.settings import ServerSettings
 from fairfleet.server.storage.client_queries import past_candidates, recorded_attendance
 from fairfleet.server.storage.evaluation_queries import recorded_evaluations
+from fairfleet.server.storage.operations.progress import counted_after
 from fairfleet.server.storage.store import Store, StoredUpdate
 
 
@@ -65,10 +66,9 @@ class Scheduler:
         self._requirements, self._budget = requirements, budget
         self._seed = settings.seed
         self._verification_seconds = settings.trying.deadline_seconds
-        self._past = past_candidates(store)
-        # No other policy uses which rounds a client missed.
-        by_turn = settings.round.selection == "least_recent"
-        self._attendance = recorded_attendance(store) if by_turn else AttendanceBook()
+        self.recall(store)
+        # The evaluations of later versions count for the end of the federation.
+        self._counted_after = counted_after(store)
         self.scores = VersionScores(settings.measure)
         for version, client, evaluation in recorded_evaluations(store):
             self.scores.add(version, client, evaluation)
@@ -77,12 +77,26 @@ class Scheduler:
         self._paces: dict[str, TrainingDuration] = {}
         # When it was selected, by client and round.
         self._cut_off: dict[tuple[str, int], float] = {}
-        self._began_unix = store.began_unix()
         private = settings.privacy is not None and settings.privacy.amplification
         # With amplification, knowing the seed must not reveal which clients are drawn.
         self._secret = (secrets.randbits(128),) if private else ()
         # Of the newest selection: the round, how many clients were drawn, and among how many.
         self._lot: tuple[int, int, int] = (-1, 0, 0)
+
+    def recall(self, store: Store) -> None:
+        """Read which rounds each client took part in."""
+        self._past = past_candidates(store)
+        # No other policy uses which rounds a client missed.
+        by_turn = self._settings.selection == "least_recent"
+        self._attendance = recorded_attendance(store) if by_turn else AttendanceBook()
+
+    def limit(self, seconds: float | None) -> None:
+        """Let the federation run for so long in all; None: without a limit."""
+        self._ending = replace(self._ending, after_seconds=seconds)
+
+    def count_evaluations_after(self, version: int) -> None:
+        """Let only the evaluations of later versions count for the end of the federation."""
+        self._counted_after = version
 
     # ---- what happened -------------------------------------------------------------------------
 
@@ -166,11 +180,22 @@ class Scheduler:
             factor=settings.deadline_factor,
         )
 
-    def reason_to_end(self, unix_seconds: float) -> str | None:
+    def reason_to_end(self, elapsed_seconds: float) -> str | None:
         """Return why the federation has trained enough; None if it has not."""
-        seconds, scores = unix_seconds - self._began_unix, self.scores
-        worst = [] if self.held_because else scores.worst_tenths()
-        return reason_to_end(self._ending, seconds, worst, scores.measure, scores.direction)
+        scores = self.scores
+        worst = [] if self.held_because else scores.worst_tenths(after=self._counted_after)
+        return reason_to_end(self._ending, elapsed_seconds, worst, scores.measure, scores.direction)
+
+    def still_reached(
+        self, version: int, seconds: float | None, elapsed_seconds: float
+    ) -> str | None:
+        """Return why a federation that goes on from a version would end at once, with this limit.
+
+        None: it would go on.
+        """
+        ending, scores = replace(self._ending, after_seconds=seconds), self.scores
+        worst = [] if self.held_because else scores.worst_tenths(after=version - 1, until=version)
+        return reason_to_end(ending, elapsed_seconds, worst, scores.measure, scores.direction)
 
     @property
     def held_because(self) -> str:

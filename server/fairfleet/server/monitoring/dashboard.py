@@ -147,7 +147,7 @@ class Dashboard:
             "rule": federation.recipe.name,
             "parameters": federation.signature.size(Section.PARAMETERS),
             "version": federation.publication.version,
-            "rounds_planned": federation.settings.rounds,
+            "rounds_planned": federation.rounds_planned,
             "evaluate_every": federation.settings.round.evaluate_every,
             "phase": round_number.phase.value,
             "attempt": round_number.attempt,

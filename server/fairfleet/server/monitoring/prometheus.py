@@ -200,7 +200,7 @@ class Metrics(Collector):
         yield gauge(
             "fairfleet_rounds_planned",
             "Rounds after which the federation ends",
-            federation.settings.rounds,
+            federation.rounds_planned,
         )
         yield gauge("fairfleet_model_version", "Committed rounds", federation.publication.version)
         is_paused = round_number.paused or bool(federation.held_because)

@@ -112,6 +112,17 @@ class StopRequested:
     reason: str
 
 
+@dataclass(frozen=True)
+class Continued:
+    """An operator lets the federation go on, or withdraws its end before the round is over.
+
+    With `from_version`, the model of that version was committed again as `version`.
+    """
+
+    version: int
+    from_version: int | None = None
+
+
 Event = (
     ClientsChosen
     | UpdateStored
@@ -126,6 +137,7 @@ Event = (
     | Paused
     | Resumed
     | StopRequested
+    | Continued
 )
 EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in Event.__args__}
 

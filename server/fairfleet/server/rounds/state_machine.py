@@ -24,6 +24,7 @@ from fairfleet.server.rounds.events import (
     ClientRevoked,
     ClientsChosen,
     Commit,
+    Continued,
     DeadlinePassed,
     Evaluate,
     Evaluated,
@@ -55,6 +56,7 @@ __all__ = [
     "Clients",
     "ClientsChosen",
     "Commit",
+    "Continued",
     "DeadlinePassed",
     "Evaluate",
     "Evaluated",
@@ -94,7 +96,7 @@ def step(round_: Round, event: Event, policy: Policy) -> Transition:
     Raises IllegalEvent if the event cannot happen in this phase.
     """
     match round_.phase:
-        case _ if isinstance(event, Paused | Resumed | StopRequested):
+        case _ if isinstance(event, Paused | Resumed | StopRequested | Continued):
             return _controlled(round_, event)
         case Phase.WAITING | Phase.TRAINING:
             transition = _step_collecting(round_, event, policy)
@@ -112,11 +114,19 @@ def step(round_: Round, event: Event, policy: Policy) -> Transition:
 # ---- one function per phase; None: the event does not concern the phase ------------------------
 
 
-def _controlled(round_: Round, event: Paused | Resumed | StopRequested) -> Transition:
+def _controlled(round_: Round, event: Paused | Resumed | StopRequested | Continued) -> Transition:
     """Apply a request of an operator, or of the federation's stop conditions."""
     match round_.phase, event:
+        case Phase.FINISHED, Continued(version, source) if version == round_.number + (
+            source is not None
+        ):
+            # Clients that were selected before the end get tasks with other names.
+            attempt = round_.attempt + 1 if round_.wanted and source is None else 0
+            return Round(version, attempt=attempt, paused=round_.paused), ()
         case Phase.FINISHED, _:
             return round_, ()
+        case _, Continued():
+            return replace(round_, stopping=""), ()
         case _, Paused():
             return replace(round_, paused=True), ()
         case _, Resumed():

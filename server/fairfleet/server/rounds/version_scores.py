@@ -134,10 +134,14 @@ class VersionScores:
         """Return which values of a measure are better; "lower" if it was never reported."""
         return self._directions.get(name, "lower")
 
-    def worst_tenths(self) -> list[float]:
-        """Return the measure's mean over the worst-served tenth, by evaluated version in order."""
+    def worst_tenths(self, after: int = -1, until: int | None = None) -> list[float]:
+        """Return the measure's mean over the worst-served tenth, by evaluated version in order.
+
+        Only versions `after` one and `until` another count, if they are given.
+        """
         name, by_version = self.measure, {**self._worst, self._newest[0]: self._newest_tenths()}
-        rows = (by_version[version] for version in sorted(by_version))
+        counted = (v for v in sorted(by_version) if v > after and (until is None or v <= until))
+        rows = (by_version[version] for version in counted)
         return [row[name] for row in rows if name in row]
 
     # ---- stopping rules ------------------------------------------------------------------------

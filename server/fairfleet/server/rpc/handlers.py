@@ -36,7 +36,16 @@ log = logging.getLogger(__name__)
 
 # Calls with a crash point between what they did and their answer.
 ACKNOWLEDGED = frozenset(
-    {"SendUpload", "ReportEvaluation", "ReportVerification", "Pause", "Resume", "Stop", "Revoke"}
+    {
+        "SendUpload",
+        "ReportEvaluation",
+        "ReportVerification",
+        "Pause",
+        "Resume",
+        "Stop",
+        "Continue",
+        "Revoke",
+    }
 )
 MAX_MESSAGE_CHARS = 2000  # of an error: it is sent as metadata, which callers limit
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -19,13 +19,14 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.federation.event_stream import record_message
+from fairfleet.server.federation.operators.continuation import ContinuationWish
 from fairfleet.server.rpc.handlers import Context
 from fairfleet.server.rpc.model_archive import ModelArchive
 from fairfleet.server.security.enrolment import EnrolmentAuthority
 from fairfleet.server.security.operator_revocation import Operators
-from fairfleet.server.storage.audit_queries import AuditEntry, audit_entries
 from fairfleet.server.storage.client_queries import update_counts
 from fairfleet.server.storage.evaluation_queries import newest_evaluations
+from fairfleet.server.storage.operations.audit_queries import AuditEntry, audit_entries
 from fairfleet.server.storage.store import Store
 
 MAX_REASON_CHARS = 300  # of a reason that is stored
@@ -60,7 +61,8 @@ class OperatorService:
         return pb.StatusResponse(
             federation=coordinator.settings.name,
             version=state.publication.version,
-            rounds_planned=coordinator.settings.rounds,
+            rounds_planned=state.rounds_planned,
+            finished_reason=state.finished_reason,
             phase=pb.Phase.Value(f"PHASE_{state.round.phase.name}"),
             attempt=state.round.attempt,
             paused=state.round.paused or bool(state.held_because),
@@ -168,7 +170,11 @@ class OperatorService:
 
     async def Continue(self, request: pb.ContinueRequest, context: Context) -> pb.ContinueResponse:
         """Let a finished federation go on."""
-        raise BadRequest("this server cannot continue a federation yet")
+        wish = continuation_wish(request)
+        async with self._audit.recording("continue", **wish._asdict()) as entry:
+            version = await self._coordinator.continuation.go_on(wish, entry)
+        planned = self._coordinator.state.rounds_planned
+        return pb.ContinueResponse(version=version, rounds_planned=planned)
 
     async def Models(
         self, request: pb.ModelsRequest, context: Context
@@ -234,6 +240,15 @@ def _add_session(record: pb.ClientRecord, session: Session) -> None:
     record.train_samples = session.member.train_samples
     record.test_samples = session.member.test_samples
     record.seconds_since_seen = 0.0 if session.polls else idle_seconds
+
+
+def continuation_wish(request: pb.ContinueRequest) -> ContinuationWish:
+    """Return how an operator wishes the federation to go on."""
+    return ContinuationWish(
+        request.from_version if request.HasField("from_version") else None,
+        request.rounds if request.HasField("rounds") else None,
+        request.seconds if request.HasField("seconds") else None,
+    )
 
 
 def audit_message(entry: AuditEntry) -> pb.AuditRecord:

@@ -1,4 +1,7 @@
-"""What the database holds about each client: losses, updates, selections, and its last message."""
+"""What the database holds about each client: losses, updates, selections, and its last message.
+
+Updates of undone rounds do not count: what is derived from them is as if they had not been sent.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,12 @@ from fairfleet.server.rounds.attendance import AttendanceBook
 from fairfleet.server.rounds.selection import Candidate
 from fairfleet.server.rounds.serialization import event_from_json
 from fairfleet.server.rounds.state_machine import ClientsChosen, StepProposed
+from fairfleet.server.storage.operations.undone_rounds import rounds_left_out, stands
 from fairfleet.server.storage.queries import ReadableStore, Write
 from fairfleet.server.storage.schema import clients as clients_table
 from fairfleet.server.storage.schema import evaluations, journal, revocations, rounds, updates
 
+_COUNTS = stands(updates.c.round)
 E = TypeVar("E", ClientsChosen, StepProposed)
 
 
@@ -33,11 +38,9 @@ def first_losses(store: ReadableStore) -> dict[str, float]:
 
     Means of batch losses are left out: rules that divide by the first loss mean an exact one.
     """
-    first = sa.select(updates.c.client, sa.func.min(updates.c.round).label("round")).group_by(
-        updates.c.client
-    )
-    first = first.where(updates.c.report.not_like('%"loss_measurement":"batches"%'))
-    earliest = first.subquery()
+    first = sa.select(updates.c.client, sa.func.min(updates.c.round).label("round"))
+    is_exact = updates.c.report.not_like('%"loss_measurement":"batches"%')
+    earliest = first.where(_COUNTS, is_exact).group_by(updates.c.client).subquery()
     query = sa.select(updates.c.client, updates.c.report).join(
         earliest, (updates.c.client == earliest.c.client) & (updates.c.round == earliest.c.round)
     )
@@ -53,7 +56,7 @@ def recent_losses(store: ReadableStore, before: int, count: int) -> dict[str, li
         partition_by=updates.c.client, order_by=updates.c.round.desc()
     )
     ranked = sa.select(updates.c.client, updates.c.round, updates.c.report, newest.label("rank"))
-    last = ranked.where(updates.c.round < before).subquery()
+    last = ranked.where(updates.c.round < before, _COUNTS).subquery()
     query = (
         sa.select(last.c.client, last.c.report).where(last.c.rank <= count).order_by(last.c.round)
     )
@@ -65,7 +68,7 @@ def recent_losses(store: ReadableStore, before: int, count: int) -> dict[str, li
 
 def losses_at_start(store: ReadableStore, before: int) -> list[float]:
     """Return the losses in the federation's first round, if it was before this one."""
-    first = sa.select(sa.func.min(updates.c.round)).scalar_subquery()
+    first = sa.select(sa.func.min(updates.c.round)).where(_COUNTS).scalar_subquery()
     query = sa.select(updates.c.report).where(updates.c.round == first, updates.c.round < before)
     return [TrainReport.model_validate_json(text).loss_before for (text,) in store.rows(query)]
 
@@ -82,9 +85,8 @@ def newest_reports(
     store: ReadableStore, before: int | None = None
 ) -> dict[str, tuple[int, TrainReport]]:
     """Return, by client, its newest round and its report then; only rounds `before`, if given."""
-    newest = sa.select(updates.c.client, sa.func.max(updates.c.round).label("round")).group_by(
-        updates.c.client
-    )
+    newest = sa.select(updates.c.client, sa.func.max(updates.c.round).label("round"))
+    newest = newest.where(_COUNTS).group_by(updates.c.client)
     latest = (newest if before is None else newest.where(updates.c.round < before)).subquery()
     query = sa.select(updates.c.client, updates.c.round, updates.c.report).join(
         latest, (updates.c.client == latest.c.client) & (updates.c.round == latest.c.round)
@@ -98,7 +100,7 @@ def newest_reports(
 def update_counts(store: ReadableStore, before: int) -> dict[str, tuple[int, int]]:
     """Return, by client, how many updates it sent before this round, and the newest one's round."""
     query = sa.select(updates.c.client, sa.func.count(), sa.func.max(updates.c.round))
-    query = query.where(updates.c.round < before).group_by(updates.c.client)
+    query = query.where(updates.c.round < before, _COUNTS).group_by(updates.c.client)
     return {client: (count, newest) for client, count, newest in store.rows(query)}
 
 
@@ -126,8 +128,10 @@ def recorded_attendance(store: ReadableStore) -> AttendanceBook:
     A selection is missed if the client sent no update in it or later.
     """
     last_update = dict(tuple(row) for row in store.rows(_newest_rounds()))
-    surplus, attendance = _surplus(store), AttendanceBook()
+    surplus, attendance, left_out = _surplus(store), AttendanceBook(), rounds_left_out(store)
     for number, clients in _training_selections(store):
+        if number in left_out:
+            continue
         fresh = {client for client in clients if attendance.of(client).last_selected != number}
         attendance.select(fresh, number)
         attendance.deliver(client for client in fresh if number <= last_update.get(client, -1))
@@ -165,7 +169,8 @@ def _surplus(store: ReadableStore) -> dict[int, set[str]]:
 
 
 def _newest_rounds() -> sa.Select[tuple[str, int]]:
-    return sa.select(updates.c.client, sa.func.max(updates.c.round)).group_by(updates.c.client)
+    newest = sa.select(updates.c.client, sa.func.max(updates.c.round))
+    return newest.where(_COUNTS).group_by(updates.c.client)
 
 
 def asked_in(store: ReadableStore, round_number: int) -> frozenset[str]:

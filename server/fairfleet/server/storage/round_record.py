@@ -18,7 +18,7 @@ from fairfleet.server.aggregation.admission import AdmissionFinding
 
 # Left out of the JSON while they are empty, and read from other tables.
 OPTIONAL_FIELDS = ("surplus", "privacy", "admission", "verification", "settings_digest")
-LATER_FIELDS = ("measured", "cut_off")
+LATER_FIELDS = ("measured", "cut_off", "undone")
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ class RoundRecord:
     settings_digest: bytes = b""  # of the settings that the round ran with; empty: not recorded
     measured: StepImprovement | None = None
     cut_off: tuple[CutOffClient, ...] = ()
+    undone: bool = False  # the federation went back to an earlier version
 
     def to_json(self) -> str:
         """Return the JSON that the database stores."""

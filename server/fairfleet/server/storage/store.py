@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -113,8 +114,12 @@ class Store(ModelTable, UpdateTable, HistoryTable):
     def records(self, first: int, last: int) -> list[RoundRecord]:
         """Return the records of committed rounds, with what became known later."""
         is_within = rounds.c.round.between(first, last)
-        query = sa.select(rounds.c.record).where(is_within).order_by(rounds.c.round)
-        records = [RoundRecord.from_json(text) for text in self.scalars(query)]
+        columns = (rounds.c.record, rounds.c.undone_by.is_not(None).label("undone"))
+        query = sa.select(*columns).where(is_within).order_by(rounds.c.round)
+        records = [
+            replace(RoundRecord.from_json(row.record), undone=bool(row.undone))
+            for row in self.rows(query)
+        ]
         return step_queries.completed(self, records, first, last)
 
     @staticmethod

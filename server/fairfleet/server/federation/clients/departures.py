@@ -16,12 +16,14 @@ from fairfleet.server.federation.background import loop_time
 from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.federation.round_runner import RoundRunner
 from fairfleet.server.rounds import state_machine
+from fairfleet.server.rounds.state_machine import Phase
 from fairfleet.server.storage.client_queries import retirement_write
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
 WAITING_NOTICE_SECONDS = 30.0
+RECORD_SECONDS = 60.0  # between records of the time that the federation has run
 
 
 class Departures:
@@ -89,15 +91,27 @@ class FleetWatch:
     ) -> None:
         self._runner, self._departures = runner, departures
         self._lease_seconds, self._longest_wait_seconds = lease_seconds, longest_wait_seconds
-        self._started = self._too_few_since = self._noticed = loop_time()
+        self._started = self._too_few_since = self._noticed = self._recorded = loop_time()
 
     async def run(self) -> None:
         """Check leases and the size of the fleet until cancelled."""
-        self._too_few_since = self._noticed = loop_time()
+        self.begin_waiting()
         while True:
             await asyncio.sleep(min(SWEEP_SECONDS, self._lease_seconds / 4))
+            await self._record_time()
             await self._check_fleet_size()
             await self._end_leases()
+
+    def begin_waiting(self) -> None:
+        """Count the time with too few clients from now on."""
+        self._too_few_since = self._noticed = loop_time()
+
+    async def _record_time(self) -> None:
+        """Record now and then for how long the federation has run, also in a long round."""
+        runner, now = self._runner, loop_time()
+        if now - self._recorded >= RECORD_SECONDS and runner.round.phase is not Phase.FINISHED:
+            self._recorded = now
+            await runner.executors.in_database(runner.store.write, runner.clock.write())
 
     async def _end_leases(self) -> None:
         """End expired sessions.

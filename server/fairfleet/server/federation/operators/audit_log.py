@@ -16,7 +16,7 @@ from fairfleet.common.pki.identity import Identity, Role
 from fairfleet.server.federation.background import loop_time
 from fairfleet.server.security.caller import caller
 from fairfleet.server.security.rate_limits import Bucket
-from fairfleet.server.storage.audit_queries import OperatorAction, audit_write
+from fairfleet.server.storage.operations.audit_queries import OperatorAction, audit_write
 from fairfleet.server.storage.queries import WritableStore, Write
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from fairfleet.server.federation.operators.effective_settings import (
     settings_json,
 )
 from fairfleet.server.settings import ServerSettings
-from fairfleet.server.storage.audit_queries import (
+from fairfleet.server.storage.operations.audit_queries import (
     OperatorAction,
     audit_write,
     newest_settings,

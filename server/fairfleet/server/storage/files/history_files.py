@@ -25,6 +25,7 @@ from fairfleet.server.storage.files.checksummed_arrays import (
     save_scaled_row,
 )
 from fairfleet.server.storage.files.durable_files import make_folder, sync_path, write_durably
+from fairfleet.server.storage.operations.undone_rounds import rounds_left_out
 from fairfleet.server.storage.store import Store, StoredUpdate
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ class DurableHistory:
         self._files = CommittedRows(store.folder / "history", store.history_rows())
         self._settings = settings
         self._revoked = set(store.revoked())
+        self._left_out = rounds_left_out(store)
         self._lock = Lock()  # of the two lists below
         # Rows on the disk that are not in the history yet: first without a name in the database,
         # then with it.
@@ -139,7 +141,8 @@ class DurableHistory:
         newest = max((past.round for past in rows if past.client == client), default=-1)
         limit = self._settings.keep_rounds
         is_recent = limit is None or version - round_number <= limit
-        return newest < round_number < version and is_recent and client not in self._revoked
+        counts = client not in self._revoked and round_number not in self._left_out
+        return newest < round_number < version and is_recent and counts
 
     def shut_out(self, client: str) -> None:
         """Accept no row of a revoked client any more; the next commit evicts its row."""

@@ -1,0 +1,1 @@
+"""What the database says of the federation's operation: audit, settings, limits, undone rounds."""
