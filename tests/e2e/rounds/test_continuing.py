@@ -13,8 +13,8 @@ import pytest
 
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.storage.files.checksummed_arrays import load_vectors
-from tests.support import clocked
 from tests.support.fleet import Fleet, until
+from tests.support.processes import clocked
 
 CLIENTS = ("a", "b")
 MOMENTUM = {"optimizer": "{name: adam}"}  # its vectors and its count of steps are state
