@@ -77,13 +77,6 @@ def test_names_beyond_the_bound_are_left_out_but_the_chosen_one_is_not() -> None
         scores.accepted("ann", named(another=0.1))
 
 
-def test_versions_that_are_undone_count_no_more() -> None:
-    scores = scores_of(*(Evaluation(samples=1, loss=v) for v in (1, 1, 2, 2, 3, 3)))
-    assert scores.worst_tenths() == [1.0, 2.0, 3.0]
-    scores.forget_after(2)
-    assert scores.worst_tenths() == [1.0, 2.0]
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -89,9 +89,6 @@ class ServerEvaluator:
                 await self._offer(event.round_committed.record.round + 1)
             case "federation_finished":
                 await self._offer(self._coordinator.state.publication.version)
-            case "federation_continued":
-                version = event.federation_continued.version
-                self._recorded = {number for number in self._recorded if number <= version}
 
     async def _offer(self, version: int) -> None:
         async with self._changed:

@@ -87,11 +87,6 @@ class VersionScores:
         for name, measure in evaluation.personal_measures.items():
             self._directions.setdefault(name, measure.direction)
 
-    def forget_after(self, version: int) -> None:
-        """Forget later versions: the federation goes on from this one."""
-        self._close_newest()
-        self._worst = {number: row for number, row in self._worst.items() if number <= version}
-
     def _close_newest(self) -> None:
         if self._newest[1]:
             self._worst[self._newest[0]] = self._newest_tenths()
