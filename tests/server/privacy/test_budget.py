@@ -155,3 +155,59 @@ def test_a_client_cannot_spend_the_budget_by_endless_announcements(
     announce(budget, "eve", 1, b"more")
     announce(budget, "ann", 0, b"more")
     store.close()
+
+
+def test_each_client_stops_at_its_own_limit_and_the_others_go_on(tmp_path: Path) -> None:
+    limit = epsilon(PrivacySpent(2 * update_cost(2.0)), 1e-5) + 1e-6
+    store, privacy = new_store(tmp_path), PrivacySettings(**CLIENT, max_epsilon=limit)
+    budget = PrivacyBudget(store, privacy, UNIFORM)
+    for number in range(2):
+        announce(budget, "ann", number, b"1")
+    announce(budget, "bob", 0, b"2")
+    assert [budget.may_train(client) for client in ("ann", "bob", "new")] == [False, True, True]
+    assert budget.may_evaluate("ann"), "plain evaluations cost nothing"
+    assert "its privacy budget is spent" in budget.obstacle("ann")
+    assert budget.obstacle("bob") == ""
+    # Bob is away, but may come back.
+    assert budget.too_few_left(["ann"], (), minimum=1) is None
+    assert "1 of 2 clients" in str(budget.too_few_left(["ann"], ["bob"], minimum=1))
+    assert "a round needs 2" in str(budget.too_few_left(["ann", "bob"], (), minimum=2))
+    store.close()
+    store = new_store(tmp_path)
+    assert not PrivacyBudget(store, privacy, UNIFORM).may_train("ann")  # after a restart, too
+    store.close()
+
+
+def test_without_an_exhausted_client_too_few_are_waited_for(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    budget = PrivacyBudget(store, PrivacySettings(**CLIENT, max_epsilon=50.0), UNIFORM)
+    announce(budget, "ann", 0, b"1")
+    assert budget.too_few_left(["ann"], (), minimum=5) is None
+    store.close()
+
+
+def test_noised_evaluations_end_with_the_budget(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    privacy = PrivacySettings(**CLIENT, reports="noised", report_noise=2.0, max_epsilon=9.0)
+    budget = PrivacyBudget(store, privacy, UNIFORM)
+    number = 0
+    while budget.may_train("ann"):
+        announce(budget, "ann", number, b"1", NOISED)
+        budget.evaluation_reported("ann", number, Evaluation(samples=1, loss=1.0), NOISED)
+        number += 1
+    assert budget.epsilon() <= 9.0
+    while budget.may_evaluate("ann"):
+        number += 1
+        budget.evaluation_reported("ann", number, Evaluation(samples=1, loss=1.0), NOISED)
+    assert budget.epsilon() <= 9.0
+    store.close()
+
+
+def test_with_random_draws_clients_are_exhausted_together(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    privacy = PrivacySettings(**SERVER, amplification=True, max_epsilon=1.0)
+    budget = PrivacyBudget(store, privacy, UNIFORM)
+    assert not budget.retires_clients
+    assert budget.may_train("ann")
+    assert "1 is allowed" in str(budget.reason_to_end(5, 5))
+    store.close()
