@@ -16,6 +16,7 @@ from torch import nn
 from fairfleet.client.operator import display
 from fairfleet.client.task import load_task
 from fairfleet.common.errors import UsageError
+from fairfleet.common.privacy_costs import report_cost, update_cost
 from fairfleet.common.tensors import Model
 from fairfleet.common.training_plan import Plan
 from fairfleet.lab import digits
@@ -30,13 +31,7 @@ from fairfleet.lab.reports.table_export import as_json
 from fairfleet.lab.simulation import checkpoints
 from fairfleet.lab.simulation.federation import Federation, RoundResult
 from fairfleet.lab.simulation.simulation import Simulation
-from fairfleet.server.privacy.accountant import (
-    PrivacySpent,
-    SampledRelease,
-    epsilon,
-    report_cost,
-    update_cost,
-)
+from fairfleet.server.privacy.accountant import PrivacySpent, SampledRelease, epsilon
 from fairfleet.server.privacy.settings import PrivacySettings
 from fairfleet.server.rounds.state_machine import Policy
 from fairfleet.server.rules import recipe

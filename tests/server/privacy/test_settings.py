@@ -55,7 +55,7 @@ def test_noise_at_the_server_works_with_the_plain_mean(rule: str) -> None:
 
 def test_only_these_rules_are_plain_means() -> None:
     names = {name for name in PLAIN if recipe(name, weighting="uniform").rule.is_plain_mean()}
-    assert names == {"fedavg", "fedprox", "ditto", "fedadam", "fedyogi", "fedadagrad"}
+    assert names == {"fedavg", "fedprox", "ditto", "fedadam", "fedamsgrad", "fedyogi", "fedadagrad"}
 
 
 @given(st.integers(1, 6), st.integers(0, 2**32))
