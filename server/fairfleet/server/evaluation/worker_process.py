@@ -25,6 +25,7 @@ from fairfleet.server.storage.server_evaluation_table import ServerEvaluation
 MODULE = "fairfleet.client.cli.evaluation_worker"
 PACKAGE = "fairfleet.client"
 READY_SECONDS = 600.0  # for imports and for reading the test data
+ENDING_SECONDS = 5.0  # between the end of the output and that of the process
 ANSWER_BYTES = 1 << 20  # the longest line of an answer
 
 
@@ -111,7 +112,13 @@ class WorkerProcess:
         return answer
 
     async def _ending(self) -> str:
-        """Return how the process ended; one that only closed its output is ended first."""
-        await self.stop()
+        """Return how the process ended; one that only closed its output is ended after a while.
+
+        A signal to a process that has just ended would hide how it did.
+        """
+        try:
+            await asyncio.wait_for(self._process.wait(), ENDING_SECONDS)
+        except TimeoutError:
+            await self.stop()
         code = self._process.returncode or 0
         return f"it ended by signal {-code}" if code < 0 else f"it ended with exit code {code}"
