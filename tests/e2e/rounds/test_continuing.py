@@ -27,9 +27,9 @@ def command(fleet: Fleet, *words: str, exit_code: int = 0) -> CompletedProcess[s
     return done
 
 
-def start_clients(fleet: Fleet) -> None:
+def start_clients(fleet: Fleet, task: str = "shift") -> None:
     for number, name in enumerate(CLIENTS, 1):
-        fleet.start_client(name, shift=number)
+        fleet.start_client(name, task=task, shift=number)
 
 
 def finish(fleet: Fleet, version: int) -> None:
@@ -246,6 +246,34 @@ def test_going_back_into_undone_rounds_lets_them_stand_again(fleet: Fleet) -> No
     assert fleet.model(8).parameters.tobytes() == fleet.model(4).parameters.tobytes()
     fleet.stop_server()
     assert is_intact(fleet)
+
+
+def test_a_round_whose_mark_contradicts_the_journal_is_found(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server(rounds=2)
+    start_clients(fleet)
+    finish(fleet, 2)
+    command(fleet, "continue", "--from", "1", "--rounds", "4")
+    fleet.stop_server()
+    assert is_intact(fleet)
+    fleet.change("update rounds set undone_by = null where round = 1")
+    done = fleet.run("server", "--check", "--state-dir", str(fleet.state))
+    assert "round 1 was undone, says the journal" in done.stderr
+
+
+def test_going_back_gives_no_privacy_budget_back(fleet: Fleet) -> None:
+    fleet.init(task="plain")
+    privacy = "{where: client, clip: 1.0, noise_multiplier: 1.0}"
+    fleet.start_server(rounds=2, privacy=privacy)
+    start_clients(fleet, task="plain")
+    finish(fleet, 2)
+    spent = fleet.status().privacy.epsilon
+    assert spent > 0
+    command(fleet, "continue", "--from", "0", "--rounds", "4")
+    assert fleet.status().privacy.epsilon == spent
+    start_clients(fleet, task="plain")
+    finish(fleet, 4)
+    assert fleet.status().privacy.epsilon > spent
 
 
 def test_rows_of_undone_rounds_leave_the_history(fleet: Fleet) -> None:
