@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := proto common server client lab
 CODE := proto common server client lab tests benchmarks docker docs k8s scripts
 
-.PHONY: demo test test-slow test-containers lint format proto pins bench dist clean \
+.PHONY: docs reference demo test test-slow test-containers lint format proto pins bench dist clean \
 	images image-server image-client image-client-lite image-client-cuda
 
 .venv/bin/python:
@@ -52,6 +52,13 @@ lint: .venv/.dev .checkov/.installed  ## check Python, Dockerfile, compose file 
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python k8s/lint.py .checkov/bin/checkov
+
+docs: .venv/.dev  ## build the documentation site in dist/docs; every warning is an error
+	$(BIN)/python -m sphinx --builder html --nitpicky --fail-on-warning --keep-going --quiet docs dist/docs
+	@echo 'open dist/docs/index.html'
+
+reference: .venv/.dev  ## write the reference pages that follow from the code
+	$(BIN)/python -m docs.generate
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix $(CODE)

@@ -71,11 +71,15 @@ class Plan(BaseModel):
     batch_size: NonNegativeInt = Field(
         default=32, le=MAX_COUNT, description="samples per step; 0 uses all samples at once"
     )
-    learning_rate: FiniteFloat = Field(default=0.1, gt=0)
-    solver: Literal["sgd", "adam"] = "sgd"
+    learning_rate: FiniteFloat = Field(
+        default=0.1, gt=0, description="learning rate of the client's solver"
+    )
+    solver: Literal["sgd", "adam"] = Field(default="sgd", description="the client's solver")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of sgd")
     nesterov: bool = Field(default=False, description="use Nesterov momentum in sgd")
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: NonNegativeFloat = Field(
+        default=0.0, description="weight of the L2 penalty in each step"
+    )
     proximal_mu: NonNegativeFloat = Field(
         default=0.0, description="FedProx: weight of the pull to the received model"
     )

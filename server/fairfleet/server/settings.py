@@ -154,7 +154,7 @@ class NamedChoice(BaseModel):
     """A rule or an optimizer by name, with any parameters that it has."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
-    name: str
+    name: str = Field(description="the name, as listed by `fairfleet rules`")
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class NamedChoice(BaseModel):
 class ServerSettings(Settings):
     """All settings of a server."""
 
-    name: str = "federation"
+    name: str = Field(default="federation", description="name of the federation")
     listen: str = Field(default="127.0.0.1:8440", description="host:port; port 0: a free one")
     http: HttpSettings = HttpSettings()
     pki: Path | None = Field(
@@ -177,7 +177,9 @@ class ServerSettings(Settings):
         "folder; default: none",
     )
     insecure: bool = Field(default=False, description="allow other machines to connect without TLS")
-    state_dir: Path = Path("fairfleet-state")
+    state_dir: Path = Field(
+        default=Path("fairfleet-state"), description="directory for the server's persistent state"
+    )
     database: str | None = Field(
         default=None,
         description="postgresql+psycopg://user:password@host/name; default: SQLite in state_dir",
@@ -190,8 +192,8 @@ class ServerSettings(Settings):
     model: Path | None = Field(
         default=None, description="initial .safetensors; only for a new state directory"
     )
-    rounds: PositiveInt = 100
-    seed: NonNegativeInt = 0
+    rounds: PositiveInt = Field(default=100, description="number of rounds to train")
+    seed: NonNegativeInt = Field(default=0, description="seed of the random selection of clients")
     round: RoundSettings = RoundSettings()
     end: EndSettings = EndSettings()
     evaluation: ServerEvaluationSettings | None = Field(

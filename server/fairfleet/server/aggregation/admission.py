@@ -42,7 +42,9 @@ class AdmissionSettings(BaseModel):
         default="observe",
         description="for an update longer than norm_factor times the median of the others",
     )
-    norm_factor: float = Field(default=3.0, ge=1)
+    norm_factor: float = Field(
+        default=3.0, ge=1, description="how many times the others' median length is too long"
+    )
     loss: Literal["off", "observe", "winsorise", "reject"] = Field(
         default="observe",
         description=(
@@ -57,7 +59,9 @@ class AdmissionSettings(BaseModel):
         default="observe",
         description="for a number of samples above samples_factor times the median of the others",
     )
-    samples_factor: float = Field(default=10.0, ge=1)
+    samples_factor: float = Field(
+        default=10.0, ge=1, description="how many times the others' median number is too many"
+    )
     max_samples: PositiveInt | None = Field(
         default=None, description="limit on samples that does not depend on other clients"
     )

@@ -27,7 +27,9 @@ class HistorySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    precision: Literal["float32", "float16"] = "float32"
+    precision: Literal["float32", "float16"] = Field(
+        default="float32", description="number format of the stored rows"
+    )
     keep_rounds: PositiveInt | None = Field(
         default=None, description="rows older than this are deleted; default: never"
     )

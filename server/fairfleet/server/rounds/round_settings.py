@@ -44,8 +44,12 @@ class RoundSettings(BaseModel):
         default="fixed",
         description="adaptive: derived from past training times, at most deadline_seconds",
     )
-    deadline_seconds: PositiveFloat = 600.0
-    shortest_deadline_seconds: PositiveFloat = 10.0
+    deadline_seconds: PositiveFloat = Field(
+        default=600.0, description="time for training and upload in one round"
+    )
+    shortest_deadline_seconds: PositiveFloat = Field(
+        default=10.0, description="adaptive: the deadline is never shorter than this"
+    )
     deadline_factor: float = Field(
         default=3.0, ge=1, description="adaptive: multiple of the time within which 9 of 10 finish"
     )
@@ -59,7 +63,9 @@ class RoundSettings(BaseModel):
     evaluation_clients: NonNegativeInt = Field(
         default=0, description="clients drawn at random per evaluation; 0: all"
     )
-    evaluation_deadline_seconds: PositiveFloat = 120.0
+    evaluation_deadline_seconds: PositiveFloat = Field(
+        default=120.0, description="time for the clients' evaluations of a version"
+    )
     required_features: tuple[str, ...] = Field(
         default=(),
         description="features that a client must have to be selected, besides those that the "
