@@ -297,6 +297,8 @@ def softmax(
     class LoggingTask(SoftmaxTask):
         def train(self, model: Arrays, job: Job) -> Trained:
             trained = super().train(model, job)
+            if not loss_log:
+                return trained
             with open(loss_log, "a") as file:
                 print(trained.report.loss_measurement, trained.report.loss_after, file=file)
             return trained

@@ -126,3 +126,26 @@ def test_losses_that_were_not_measured_exactly_are_not_compared(fleet: Fleet) ->
             device.send(device.open(encoded, report=report).upload, chunks)
     fleet.wait_for_version(3)
     assert fleet.query("select round, clients from measures order by round") == [(0, 1), (1, 1)]
+
+
+def test_an_exact_loss_that_does_not_fit_into_the_time_of_a_client_fails_and_says_so(
+    fleet: Fleet,
+) -> None:
+    """A pass keeps to --max-seconds. The client ends after three failures, with the reason."""
+    fleet.init(task="softmax")
+    fleet.start_server(round__minimum_clients=1, round__deadline_seconds=0.2, rule="{name: adafed}")
+    ann = fleet.start_client("ann", "--max-seconds", "1e-9", task="softmax", samples=20_000)
+    assert ann.wait(60) != 0
+    log = fleet.log("ann.log")
+    assert "8192 of 20000 samples were measured" in log
+    assert "Give a larger --max-seconds" in log
+
+
+def test_a_client_without_time_to_measure_takes_part_where_no_loss_is_needed(fleet: Fleet) -> None:
+    fleet.init(task="softmax")
+    fleet.start_server(rounds=1, round__minimum_clients=1, round__evaluate_every=0)
+    fleet.start_client("ann", "--max-seconds", "1e-9", task="softmax", samples=20_000)
+    fleet.wait_for_version(1)
+    report = fleet.records()[0]["contributions"][0]["report"]
+    assert (report["steps"], report["loss_measurement"]) == (1, "batches")
+    assert report["cut_by"] == ["seconds"]
