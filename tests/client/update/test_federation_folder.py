@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 import uuid
 from pathlib import Path
 
@@ -38,11 +40,11 @@ def never(seconds: float) -> None:
     raise AssertionError("the folder was locked")
 
 
-def spooled_in(folder: Path, name: str = "ours") -> SpooledUpdate:
+def spooled_in(folder: Path, name: str = "ours", scale: float = 1.0) -> SpooledUpdate:
     """Leave an unsent update, and the residual of an earlier one, in a folder."""
     spool = Spool(folder)
     for number in range(2):
-        trained = Model.of({"w": np.linspace(0, 1 + number, 50, dtype=np.float32)})
+        trained = Model.of({"w": np.linspace(0, scale + number, 50, dtype=np.float32)})
         update = spool.write(
             MODEL,
             trained,
@@ -56,6 +58,11 @@ def spooled_in(folder: Path, name: str = "ours") -> SpooledUpdate:
         if number == 0:
             spool.settle(update, counted=True)
     return update
+
+
+def make_folder(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def files(folder: Path) -> set[str]:
@@ -107,6 +114,21 @@ def test_the_end_of_the_other_process_frees_the_folder(tmp_path: Path) -> None:
     second = open_folder(tmp_path, ours, lambda seconds: first.close())
     assert try_lock(second.path) is None
     second.close()
+
+
+def test_a_lock_is_free_although_a_forked_process_has_its_file_open(tmp_path: Path) -> None:
+    """The workers of a DataLoader inherit it, and may live as long as the client."""
+    ours = federation()
+    first = open_folder(tmp_path, ours, never)
+    worker = os.fork()
+    if worker == 0:
+        time.sleep(600)
+    try:
+        first.close()
+        open_folder(tmp_path, ours, never).close()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
 
 
 # ---- the state of earlier versions -------------------------------------------------------------
@@ -165,14 +187,49 @@ def test_a_personal_model_alone_goes_to_the_first_federation(tmp_path: Path) -> 
     assert (tmp_path / ours.id / PERSONAL).exists()
 
 
-def test_a_file_that_is_there_already_is_not_replaced(tmp_path: Path) -> None:
+def test_newer_files_of_the_federation_are_not_replaced(tmp_path: Path) -> None:
     ours = federation()
     folder = open_folder(tmp_path, ours, never)
     update = spooled_in(folder.path)
     spooled_in(tmp_path)
-    take_over(tmp_path, folder.path, ours)
+    for name in files(tmp_path):
+        os.utime(tmp_path / name, ns=(1, 1))
+    assert take_over(tmp_path, folder.path, ours) == []
     assert Spool(folder.path).find_unsent("ours") == update
     folder.close()
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_the_update_of_a_version_that_was_gone_back_to_is_taken_over(
+    tmp_path: Path, is_sent: bool
+) -> None:
+    ours = federation()
+    folder = open_folder(tmp_path, ours, never)
+    earlier = spooled_in(folder.path)
+    if is_sent:
+        Spool(folder.path).settle(earlier, counted=True)
+    for name in files(folder.path):
+        os.utime(folder.path / name, ns=(1, 1))
+    update = spooled_in(tmp_path, scale=3.0)
+    take_over(tmp_path, folder.path, ours)
+    spool = Spool(folder.path)
+    assert spool.find_unsent("ours") == spool.unsettled("ours") == update
+    folder.close()
+
+
+def test_a_take_over_that_was_killed_is_completed(tmp_path: Path) -> None:
+    update, ours = spooled_in(tmp_path), federation()
+    MODEL.save(tmp_path / PERSONAL)
+    order = take_over(tmp_path, make_folder(tmp_path / "trial"), ours)
+    for count in range(len(order) + 1):
+        home = make_folder(tmp_path / str(count))
+        folder = make_folder(home / ours.id)
+        for name in order:
+            target = folder if name in order[:count] else home
+            (target / name).write_bytes((tmp_path / "trial" / name).read_bytes())
+        open_folder(home, ours, never).close()
+        assert files(folder) >= set(order)
+        assert Spool(folder).find_unsent("ours") == Spool(folder).unsettled("ours") == update
 
 
 def test_nothing_moves_while_a_client_uses_the_old_folder(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ MOVING = "moving.lock"  # held while state of an earlier version is moved
 DESCRIPTION = "federation.json"  # for people, who cannot tell what an id stands for
 HEADER, CHUNKS, PERSONAL = "update.json", "update.chunks", "personal.safetensors"
 VECTORS = ("residual", "residual.pending", "last", "last.pending")
+STATE = (*VECTORS, PERSONAL, CHUNKS, HEADER)  # what a client keeps of a federation
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def take_over(home: Path, folder: Path, federation: FederationIdentity) -> list[
 
     The files of other federations stay, and so does everything while a client uses the old folder.
     """
-    if not any((home / name).exists() for name in (CHUNKS, PERSONAL, *VECTORS)):
+    if not any((home / name).exists() for name in STATE):
         return []
     moving = _wait_until_nobody_moves(home)
     try:
@@ -167,8 +168,7 @@ def take_over(home: Path, folder: Path, federation: FederationIdentity) -> list[
         if in_use is None:
             return []
         try:
-            names = _owned(home, federation)
-            moved = [name for name in names if _move(home / name, folder / name)]
+            moved = [name for name in _owned(home, federation) if _move(name, home, folder)]
         finally:
             in_use.release()
     finally:
@@ -214,9 +214,16 @@ def _federation_in(header: Path) -> str | None:
         return None
 
 
-def _move(source: Path, target: Path) -> bool:
-    """Move a file unless it is missing, or the federation's folder has a newer one already."""
-    if target.exists() or not source.exists():
+def _move(name: str, home: Path, folder: Path) -> bool:
+    """Move a file unless it is missing, or the federation's folder has a newer one.
+
+    A device that went back to an earlier version for a while has files in both folders. An update's
+    header only follows its chunks.
+    """
+    source, target = home / name, folder / name
+    if not source.exists() or (name == HEADER and (home / CHUNKS).exists()):
         return False
-    source.rename(target)
+    if target.exists() and target.stat().st_mtime_ns >= source.stat().st_mtime_ns:
+        return False
+    source.replace(target)
     return True

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
-from filelock import lock_descriptor
+from filelock import lock_descriptor, unlock_descriptor
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +25,14 @@ class FolderLock:
         self._descriptor: int | None = descriptor
 
     def release(self) -> None:
-        """Free the lock. Safe to repeat."""
+        """Free the lock. Safe to repeat.
+
+        It is freed before the file is closed: processes that a task forked, such as the workers of
+        a DataLoader, have the file open too and would keep the lock.
+        """
         if self._descriptor is not None:
+            with suppress(OSError):  # a file system without locks
+                unlock_descriptor(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = None
 
