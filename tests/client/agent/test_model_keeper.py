@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,13 +38,17 @@ class Download:
 
 
 def keeper(
-    path: Path | None, models: Any, terms: int = pb.KEPT_MODELS_UNSPECIFIED, task: Any = None
+    path: Path | None,
+    models: Any,
+    terms: int = pb.KEPT_MODELS_UNSPECIFIED,
+    task: Any = None,
+    name: str = "ann",
 ) -> ModelKeeper:
     joined = pb.JoinResponse(federation="birds", kept_models=terms)
     connection: Any = SimpleNamespace(
         joined=joined, counters=SimpleNamespace(received_bytes=0), stop=lambda: None
     )
-    return ModelKeeper(task or peaked("2"), path, connection, models)
+    return ModelKeeper(name, task or peaked("2"), path, connection, models)
 
 
 def test_an_older_server_without_a_result_leaves_the_last_received_model(tmp_path: Path) -> None:
@@ -120,3 +125,58 @@ def test_the_terms_say_which_models_a_task_gets(
     own.evaluated()
     own.finished(pb.Finished(model=pb.ModelRef(version=2, digest=DIGEST)))
     assert [int(line.split()[0]) for line in trace.read_text().splitlines()] == kept
+
+
+def test_a_task_gets_the_model_although_the_file_cannot_be_written(tmp_path: Path) -> None:
+    trace, folder = tmp_path / "trace", tmp_path / "gone"
+    folder.mkdir()
+    own = keeper(folder / "saved", Download(), task=peaked("2", trace=str(trace)))
+    folder.rmdir()
+    own.evaluated()
+    with pytest.raises(UsageError):
+        own.finished(pb.Finished())
+    assert trace.read_text().splitlines() == ["7 7", "7 7"]
+
+
+def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
+    link, file = tmp_path / "newest", tmp_path / "store" / "model.safetensors"
+    file.parent.mkdir()
+    link.symlink_to(file)
+    keeper(link, Download()).evaluated()
+    assert link.is_symlink()
+    assert Model.load(file)[1]["version"] == "7"
+
+
+def test_what_is_no_regular_file_is_refused_without_reading_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="is not a regular file"):
+        keeper(pipe, Download())
+
+
+def test_a_process_that_is_killed_again_and_again_leaves_one_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of different names use different ones: they may write the same file."""
+    temporary_files = set[Path]()
+    monkeypatch.setattr(
+        model_keeper,
+        "write_atomically",
+        lambda path, save, temp_suffix: temporary_files.add(
+            path.with_name(path.name + temp_suffix)
+        ),
+    )
+    for process, name, count in ((1, "ann", 1), (2, "ann", 1), (2, "bob", 2)):
+        monkeypatch.setattr(os, "getpid", lambda number=process: number)
+        keeper(tmp_path / "saved", Download(), name=name).evaluated()
+        assert len(temporary_files) == count
+
+
+def test_a_client_that_has_no_model_at_the_end_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It joined when an older server had finished."""
+    models = Download()
+    models.held = None
+    keeper(tmp_path / "saved", models).finished(pb.Finished())
+    assert "there is no model to keep" in caplog.text

@@ -91,7 +91,7 @@ class Agent:
         )
         self._data = TaskData(task, self._connection, refresh_seconds)
         self._models = ModelCache(self._connection, signature)
-        self._keeper = ModelKeeper(task, save_model, self._connection, self._models)
+        self._keeper = ModelKeeper(name, task, save_model, self._connection, self._models)
         self._uploader = UpdateUploader(
             self._connection, self._spool, self.counters, self._allowance, least_noise
         )

@@ -6,6 +6,7 @@ federation (`JoinResponse.kept_models`) may allow only the result, or nothing.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
@@ -37,14 +38,25 @@ class ModelKeeper:
     """Keeps models as far as the federation's terms allow; does nothing if nobody wants them."""
 
     def __init__(
-        self, task: Task, path: Path | None, connection: ServerConnection, models: ModelCache
+        self,
+        name: str,
+        task: Task,
+        path: Path | None,
+        connection: ServerConnection,
+        models: ModelCache,
     ) -> None:
-        """`path` is the file to write, or None. Raises UsageError if it cannot be written."""
-        self._task, self._path = task, path
+        """Prepare to keep models; nothing is written before the first one.
+
+        `name` is the client's, `path` the file to write, or None. Raises UsageError if it cannot be
+        written.
+        """
+        self._name, self._task, self._path = name, task, path
         self._connection, self._models = connection, models
         self._is_wanted = path is not None or isinstance(task, Keeping)
         if path is not None:
-            check_writable(path)
+            # A link stays a link: the file that it leads to is written.
+            self._path = Path(os.path.realpath(path))
+            check_writable(self._path)
 
     def explain_terms(self) -> None:
         """Log, after a join, if the federation's terms forbid what was requested here."""
@@ -64,10 +76,8 @@ class ModelKeeper:
         """Keep the model that was just evaluated."""
         if not self._is_wanted or self._terms not in EVERY_MODEL:
             return
-        try:
-            self._keep_received()
-        except OSError as error:
-            log.error("cannot write %s: %s; training goes on", self._path, error.strerror)
+        if problem := self._keep_received():
+            log.error("%s; training goes on", problem)
 
     def finished(self, end: pb.Finished) -> None:
         """Fetch and keep the federation's result; the last received model from an older server.
@@ -81,10 +91,8 @@ class ModelKeeper:
                 return
         elif self._terms not in EVERY_MODEL:
             return
-        try:
-            self._keep_received()
-        except OSError as error:
-            raise UsageError(f"cannot write {self._path}: {error.strerror}") from error
+        if problem := self._keep_received():
+            raise UsageError(problem)
 
     @property
     def _terms(self) -> pb.KeptModels.ValueType:
@@ -124,16 +132,20 @@ class ModelKeeper:
         finally:
             done.set()
 
-    def _keep_received(self) -> None:
-        """Save the received model and give it to the task. Raises OSError."""
-        held = self._models.held
-        if held is None:
-            return  # nothing was received, or a transfer has damaged it
-        version, digest = held
+    def _keep_received(self) -> str:
+        """Save the received model and give it to the task; return why it was not saved, or ""."""
+        if (held := self._models.held) is None:
+            log.warning("there is no model to keep: this client holds none that is complete")
+            return ""
+        problem = ""
         if self._path is not None:
-            self._save(self._path, version, digest)
+            try:
+                self._save(self._path, *held)
+            except OSError as error:
+                problem = f"cannot write {self._path}: {error.strerror}"
         if isinstance(self._task, Keeping):
-            self._give_to_task(self._task, version)
+            self._give_to_task(self._task, held[0])
+        return problem
 
     def _save(self, path: Path, version: int, digest: bytes) -> None:
         joined = self._connection.joined
@@ -148,8 +160,16 @@ class ModelKeeper:
         def save(temp_path: Path) -> None:
             self._models.received.save(temp_path, **metadata)
 
-        write_atomically(path, save, temp_suffix=_temp_suffix())
+        write_atomically(path, save, temp_suffix=self._temp_suffix())
         log.info("saved version %d to %s", version, path, extra={"round": version})
+
+    def _temp_suffix(self) -> str:
+        """Return a suffix of this client in its federation: others may write the same file.
+
+        It is the same after a restart, so a killed process leaves at most one temporary file.
+        """
+        owner = f"{self._connection.joined.federation_id} {self._name}".encode()
+        return f".{hashlib.sha256(owner).hexdigest()[:8]}{TEMP_SUFFIX}"
 
     def _give_to_task(self, task: Keeping, version: int) -> None:
         arrays = self._models.received.named()
@@ -165,12 +185,14 @@ def check_writable(path: Path) -> None:
     """Raise UsageError if a model cannot be saved to this file, or would replace another one."""
     if path.is_dir():
         raise UsageError(f"--save-model {path} is a folder; give the name of a file in it")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--save-model {path} is not a regular file; give the name of a file")
     if path.exists() and not _is_safetensors(path):
         raise UsageError(
             f"--save-model {path} exists and is not a safetensors file; it is not replaced. "
             "Give another file, or remove it"
         )
-    temp_path = path.with_name(path.name + _temp_suffix())
+    temp_path = path.with_name(f"{path.name}.{os.getpid()}{TEMP_SUFFIX}")
     try:
         temp_path.touch()
     except OSError as error:
@@ -181,11 +203,6 @@ def check_writable(path: Path) -> None:
     finally:
         with suppress(OSError):
             temp_path.unlink(missing_ok=True)
-
-
-def _temp_suffix() -> str:
-    """Return a suffix of this process: several clients may write the same file."""
-    return f".{os.getpid()}{TEMP_SUFFIX}"
 
 
 def _is_safetensors(path: Path) -> bool:
