@@ -175,3 +175,13 @@ def test_a_client_declines_a_task_that_requires_a_feature_it_does_not_have(fleet
     assert refusal in fleet.log("device.log")
     assert client.poll() is None
     assert fleet.query("select * from updates") == []
+
+
+def test_a_client_cannot_break_the_table_by_what_it_says_of_itself(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server()
+    Device(fleet.address, "odd").join(device="[/y]", software="[/x]\x1b]0;evil")
+    Device(fleet.address, "other").join(device="[bold]", software="fairfleet 1")
+    done = fleet.run("clients", "--server", fleet.address)
+    assert done.returncode == 0, done.stderr
+    assert all(text in done.stdout for text in ("[/y]", "[/x]?]0;evil", "[bold]"))

@@ -248,10 +248,10 @@ def clients(
     table = _table("client", *columns)
     for record in records:
         table.add_row(record.client, *client_table.cells(record, columns))
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # a device may be called [/x]
     console.print(table)
     for remark in client_table.remarks(records, snapshot.status.software):
-        console.print(remark, soft_wrap=True, markup=False)
+        console.print(remark, soft_wrap=True)
 
 
 def _table(*headings: str) -> Table:

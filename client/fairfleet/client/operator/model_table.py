@@ -57,4 +57,7 @@ def _own(record: pb.ModelRecord) -> str:
         return "-"
     if evaluation.HasField("accuracy"):
         return percent(evaluation.accuracy)
-    return f"loss {evaluation.loss:.4g}"
+    figures = [f"{measure.name} {measure.value:.4g}" for measure in evaluation.measures]
+    if evaluation.HasField("loss"):
+        figures.insert(0, f"loss {evaluation.loss:.4g}")
+    return ", ".join(figures)
