@@ -55,13 +55,11 @@ class ClientRevoked:
 
 
 @dataclass(frozen=True)
-class ClientRetired:
-    """A client's owner lets it take part no more: the round stops waiting for it.
+class ClientRetired(ClientLost):
+    """A client is lost because its owner lets it take part no more.
 
-    An update that it sent still counts.
+    The round needs no other in its place. An update that it sent still counts.
     """
-
-    client: str
 
 
 @dataclass(frozen=True)

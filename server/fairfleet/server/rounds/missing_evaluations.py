@@ -44,11 +44,9 @@ def _without_result(
     match event:
         case state_machine.ClientsChosen():
             return list(unable())
-        case (
-            state_machine.ClientLost(client)
-            | state_machine.ClientRevoked(client)
-            | state_machine.ClientRetired(client)
-        ) if client in before.asked:
+        case state_machine.ClientLost(client) | state_machine.ClientRevoked(client) if (
+            client in before.asked
+        ):
             return [(client, GONE)]
         case state_machine.DeadlinePassed():
             return [(client, SILENT) for client in sorted(before.asked - after.asked)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Clients = frozenset[str]
 NOBODY: Clients = frozenset()
@@ -81,6 +81,25 @@ class Round:
     def concerns(self, client: str) -> bool:
         """Return whether the client was selected to train in this round, with any outcome."""
         return client in self.asked | self.received | self.lost
+
+    def without(self, client: str) -> Round:
+        """Return the round with a client removed from all sets but `retried`."""
+        return replace(
+            self,
+            asked=self.asked - {client},
+            received=self.received - {client},
+            lost=self.lost - {client},
+            late=self.late - {client},
+            gave_up=self.gave_up - {client},
+            surplus=self.surplus - {client},
+        )
+
+    def without_for_good(self, client: str) -> Round:
+        """Return the round without a client that never comes back; it need not be replaced."""
+        remaining = self.without(client)
+        # More clients than the wanted number may have been selected.
+        able = len(remaining.asked | remaining.lost | remaining.received)
+        return replace(remaining, wanted=min(remaining.wanted, able))
 
     def takes_update_of(self, client: str) -> bool:
         """Return whether an update of this client, computed on this round's model, would count."""

@@ -147,14 +147,14 @@ def _step_collecting(round_: Round, event: Event, policy: Policy) -> Transition 
         ):
             return _training(round_, clients, enough or len(clients)), (Train(clients),)
         case _, UpdateStored(client) if round_.takes_update_of(client):
-            without = _without(round_, client)
+            without = round_.without(client)
             return _settle(replace(without, received=without.received | {client}), policy)
+        case _, ClientRetired(client) if client in round_.asked:
+            return _settle(round_.without_for_good(client), policy)
         case _, ClientLost(client, gave_up) if client in round_.asked:
             return _settle(_lost(round_, client, gave_up or client in round_.retried), policy)
         case _, ClientRevoked(client) if round_.concerns(client):
-            return _settle(_for_good_without(round_, client), policy)
-        case _, ClientRetired(client) if client in round_.asked:
-            return _settle(_for_good_without(round_, client), policy)
+            return _settle(round_.without_for_good(client), policy)
         case Phase.TRAINING, DeadlinePassed(attempt) if attempt == round_.attempt:
             return _deadline_in_training(_late(round_), policy)
         case Phase.WAITING, DeadlinePassed(attempt) if attempt == round_.attempt:
@@ -176,9 +176,9 @@ def _step_aggregating(round_: Round, event: Event, policy: Policy) -> Transition
 def _step_verifying(round_: Round, event: Event) -> Transition | None:
     """Handle an event while clients try the proposed step."""
     match event:
-        case (
-            StepTried(client) | ClientLost(client) | ClientRevoked(client) | ClientRetired(client)
-        ) if client in round_.asked:
+        case StepTried(client) | ClientLost(client) | ClientRevoked(client) if (
+            client in round_.asked
+        ):
             remaining = replace(round_, asked=round_.asked - {client})
             return (remaining, ()) if remaining.asked else _commit(remaining)
         case DeadlinePassed(attempt) if attempt == round_.attempt:
@@ -192,9 +192,9 @@ def _step_evaluating(round_: Round, event: Event, policy: Policy) -> Transition 
         case ClientsChosen(clients) if not round_.asked:
             chosen = replace(round_, asked=clients)
             return (chosen, (Evaluate(clients),)) if clients else _after_evaluation(chosen, policy)
-        case (
-            Evaluated(client) | ClientLost(client) | ClientRevoked(client) | ClientRetired(client)
-        ) if client in round_.asked:
+        case Evaluated(client) | ClientLost(client) | ClientRevoked(client) if (
+            client in round_.asked
+        ):
             remaining = replace(round_, asked=round_.asked - {client})
             return (remaining, ()) if remaining.asked else _after_evaluation(remaining, policy)
         case DeadlinePassed(attempt) if attempt == round_.attempt:
@@ -206,12 +206,9 @@ def _step_evaluating(round_: Round, event: Event, policy: Policy) -> Transition 
 def _ignored(round_: Round, event: Event) -> Transition:
     """Return the round as it is if the event is harmless; raise IllegalEvent otherwise."""
     match event:
-        case (
-            UpdateStored(client)
-            | ClientLost(client)
-            | ClientRevoked(client)
-            | ClientRetired(client)
-        ) if client not in round_.asked:
+        case UpdateStored(client) | ClientLost(client) | ClientRevoked(client) if (
+            client not in round_.asked
+        ):
             return round_, ()  # a repetition, or a client that this round does not wait for
         case DeadlinePassed() | StepTried() | Evaluated():
             return round_, ()  # of an attempt, a verification or an evaluation that is over
@@ -233,27 +230,6 @@ def _training(round_: Round, clients: Clients, enough: int) -> Round:
         wanted=max(round_.wanted, enough + len(round_.received)),
         retried=round_.retried | (round_.lost & clients),
     )
-
-
-def _without(round_: Round, client: str) -> Round:
-    """Return the round with a client removed from all sets but `retried`."""
-    return replace(
-        round_,
-        asked=round_.asked - {client},
-        received=round_.received - {client},
-        lost=round_.lost - {client},
-        late=round_.late - {client},
-        gave_up=round_.gave_up - {client},
-        surplus=round_.surplus - {client},
-    )
-
-
-def _for_good_without(round_: Round, client: str) -> Round:
-    """Return the round without a client that never comes back; it need not be replaced."""
-    remaining = _without(round_, client)
-    # More clients than the wanted number may have been selected.
-    able = len(remaining.asked | remaining.lost | remaining.received)
-    return replace(remaining, wanted=min(remaining.wanted, able))
 
 
 def _lost(round_: Round, client: str, for_good: bool) -> Round:
