@@ -3,12 +3,17 @@
 Some tests interrupt a process. If pytest runs in the background, the shell has made it ignore
 SIGINT, and every process that a test starts would ignore it too. So this module restores the
 default handler.
+
+Tests that need PyTorch are skipped where it is not installed (`make test TORCH=none`): what imports
+it needs no mark, and what starts a process that imports it is marked `torch`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +23,11 @@ from fairfleet.server.aggregation import conformance
 from tests.support.fleet import Fleet
 from tests.support.paths import SHARED
 from tests.support.postgresql import PostgreSQL, postgresql_server
+
+HAS_TORCH = find_spec("torch") is not None
+NO_TORCH = "PyTorch is not installed"
+CollectReports = Generator[None, pytest.CollectReport, pytest.CollectReport]
+Steps = Generator[None, object, object]
 
 # Examples have no deadline, because machines are shared and noisy.
 settings.register_profile("fairfleet", deadline=None)
@@ -67,3 +77,43 @@ def vector_folder() -> Path:
 def shared_vectors(vector_folder: Path) -> conformance.Vectors:
     """Return the shared test vectors."""
     return conformance.load(vector_folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> CollectReports:
+    """Skip a module that cannot be imported without PyTorch, if PyTorch is not installed."""
+    report = yield
+    if (
+        report.outcome == "failed"
+        and not HAS_TORCH
+        and "No module named 'torch'" in str(report.longrepr)
+    ):
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: {NO_TORCH}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Steps:
+    """Skip a test that is marked `torch`, or whose fixtures import PyTorch, without PyTorch."""
+    if not HAS_TORCH and item.get_closest_marker("torch"):
+        pytest.skip(NO_TORCH)
+    with skipped_without_torch():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Steps:
+    """Skip a test that imports PyTorch in its function, without PyTorch."""
+    with skipped_without_torch():
+        return (yield)
+
+
+@contextlib.contextmanager
+def skipped_without_torch() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        pytest.skip(NO_TORCH)

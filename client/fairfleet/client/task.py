@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from fairfleet.common.cli.user_modules import import_user_module
 from fairfleet.common.errors import UsageError
+from fairfleet.common.extras import missing, optional_module
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.common.tensors import Arrays, Model
 from fairfleet.common.training_plan import LossMeasurement, LossPlan, Plan
@@ -190,13 +191,17 @@ def _import_module(spec: str, module_name: str) -> ModuleType:
         return import_user_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name.split(".")[0]:
-            raise UsageError(
-                f"--task {spec}: importing it needs {error.name}, which is not installed"
-            ) from error
+            raise _lacks_library(spec, error) from error
         raise UsageError(
             f"--task {spec}: no module {module_name!r} in the current directory or among the "
             "installed packages"
         ) from error
+
+
+def _lacks_library(spec: str, error: ModuleNotFoundError) -> UsageError:
+    if module := optional_module(error):
+        return missing(f"--task {spec}", module)
+    return UsageError(f"--task {spec} needs {error.name}, which is not installed")
 
 
 def _build_task(spec: str, factory: object, options: Mapping[str, str]) -> Task:
@@ -205,6 +210,8 @@ def _build_task(spec: str, factory: object, options: Mapping[str, str]) -> Task:
     if callable(factory) and not isinstance(factory, Task):
         try:
             task = factory(**options)
+        except ModuleNotFoundError as error:
+            raise _lacks_library(spec, error) from error
         except TypeError as error:
             raise UsageError(
                 f"--task {spec}: {error}; options are given as --option name=value"

@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 TEMP_SUFFIX = ".new"
+WINDOWS = os.name == "nt"
 
 
 class Sync(Enum):
@@ -25,8 +26,13 @@ class Sync(Enum):
 
 
 def fsync_path(path: Path) -> None:
-    """Make the content of a file durable, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Make the content of a file durable, or the names in a folder.
+
+    Windows opens no folder, and flushes only files that are open for writing.
+    """
+    if WINDOWS and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -83,5 +89,6 @@ def _write_private(path: Path, content: bytes, mode: int) -> None:
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)  # the umask may have removed permissions
+        if hasattr(os, "fchmod"):  # not on Windows
+            os.fchmod(descriptor, mode)  # the umask may have removed permissions
         file.write(content)

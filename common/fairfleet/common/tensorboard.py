@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fairfleet.common.errors import UsageError
+from fairfleet.common.extras import require
 
 
 class EventFiles:
@@ -22,13 +23,9 @@ class EventFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                "TensorBoard files need tensorboardX, which is not installed: "
-                "pip install 'fairfleet[tensorboard]'"
-            ) from error
+        require("the option --tensorboard", "tensorboardX")
+        from tensorboardX import SummaryWriter
+
         try:
             self._writer: Any = SummaryWriter(str(folder))
         except OSError as error:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fairfleet.client.softmax import SoftmaxTask
 from fairfleet.client.task import Task
 from fairfleet.common.errors import UsageError
+from fairfleet.common.extras import require
 
 UPRIGHT, ROTATED = 8, 2
 ROTATED_SAMPLES = 100  # Images of each rotated client.
@@ -49,6 +50,7 @@ class Shard(NamedTuple):
 def images() -> tuple[Pixels, Labels]:
     """Return all 1,797 images, scaled to values from 0 to 1, and their labels."""
     # This import takes more than a second of CPU, so a client does not do it at every start.
+    require("the dataset of digits", "sklearn")
     from sklearn.datasets import load_digits
 
     digits = load_digits()

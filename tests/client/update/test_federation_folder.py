@@ -26,6 +26,7 @@ from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Model
 from tests.support.flock_holder import flock_held
 
+UPPER_CASE_UUID = "9CEA9170-673C-4512-8B66-39AF39717E95"
 MODEL = Model.of({"w": np.zeros(50, np.float32)})
 REPORT = TrainReport(samples=1, loss_before=1, loss_after=1, steps=1, learning_rate=1)
 
@@ -88,7 +89,7 @@ def test_a_server_without_ids_has_the_folder_of_earlier_versions(tmp_path: Path)
     folder.close()
 
 
-@pytest.mark.parametrize("text", ["../elsewhere", "x", "/etc", str(uuid.uuid4()).upper()])
+@pytest.mark.parametrize("text", ["../elsewhere", "x", "/etc", UPPER_CASE_UUID])
 def test_an_id_that_is_no_uuid_makes_no_folder(tmp_path: Path, text: str) -> None:
     with pytest.raises(BadRequest, match="expected a UUID"):
         open_folder(tmp_path, FederationIdentity("ours", text, MODEL.signature), never)

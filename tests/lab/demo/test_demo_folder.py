@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -62,7 +61,7 @@ def test_a_folder_that_an_older_version_uses_is_refused_until_it_dies(tmp_path: 
 def test_the_torch_task_says_how_to_install_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("fairfleet.common.extras.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'fairfleet\[torch\]'"):
         demo(task=DemoTask.TORCH_MLP, folder=tmp_path / "demo")
     assert not (tmp_path / "demo").exists()

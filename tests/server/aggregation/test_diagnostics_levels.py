@@ -20,7 +20,6 @@ from fairfleet.server.aggregation.diagnostics import level_for
 from fairfleet.server.aggregation.history import History
 from fairfleet.server.aggregation.results import ServerState
 from fairfleet.server.gram import Detail, Gram, GramEngine, cancels
-from fairfleet.server.gram.torch_kernel import TorchKernel
 from fairfleet.server.rules import (
     Cohort,
     Needs,
@@ -34,6 +33,7 @@ from fairfleet.server.rules import (
 )
 from fairfleet.server.rules.weights.averaging import FedAvg
 from tests.support.samples.reports import some_report
+from tests.support.samples.torch_kernels import torch_kernel
 
 LEVELS = ("full", "model", "off")
 LAYERS = [5, 33, 1, 70, 2, 9, 13, 40, 11, 6]
@@ -263,7 +263,7 @@ def test_norms_and_products_have_the_same_bits_in_every_detail(count: int, torch
     if torch and count > 20:
         pytest.skip("slow on a processor")
     engines = {
-        detail: GramEngine(layers, TorchKernel("cpu") if torch else None, detail=detail)
+        detail: GramEngine(layers, torch_kernel() if torch else None, detail=detail)
         for detail in Detail
     }
     for engine in engines.values():

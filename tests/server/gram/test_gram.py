@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairfleet.server.gram import Gram, GramEngine, blocks
+from fairfleet.server.gram.kernel import Kernel
 from fairfleet.server.gram.matmul_kernel import MatmulKernel
 from fairfleet.server.gram.numpy_kernel import NumpyKernel
-from fairfleet.server.gram.torch_kernel import TorchKernel
+from tests.support.samples.torch_kernels import torch_kernel
 
 LAYERS = [3, 20_000, 1, 140_000]
 SIZE = sum(LAYERS)
@@ -28,7 +29,7 @@ def matrix(m: int, d: int = SIZE, seed: int = 0, dtype: type = np.float32) -> np
 def filled(
     rows: Sequence[np.ndarray],
     layers: list[int] = LAYERS,
-    kernel: NumpyKernel | TorchKernel | None = None,
+    kernel: NumpyKernel | Kernel | None = None,
 ) -> GramEngine:
     """Return an engine with these rows, numbered from 0."""
     engine = GramEngine(layers, kernel)
@@ -226,7 +227,7 @@ def test_chunks_cover_every_column_once_and_never_cross_a_layer() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_torch_agrees_with_numpy_and_does_not_depend_on_order(dtype: type) -> None:
     rows, c = matrix(4, dtype=dtype), np.array([1.0, -0.5, 0.25, 2.0])
-    torch, plain = filled(rows, kernel=TorchKernel("cpu")), filled(rows)
+    torch, plain = filled(rows, kernel=torch_kernel()), filled(rows)
     np.testing.assert_allclose(
         torch.gram(range(4)).layers, plain.gram(range(4)).layers, rtol=1e-11, atol=1e-10
     )
@@ -235,7 +236,7 @@ def test_torch_agrees_with_numpy_and_does_not_depend_on_order(dtype: type) -> No
     )
     middle = torch.columns(range(4), lambda columns: np.median(columns, axis=0))
     np.testing.assert_array_equal(middle, np.median(rows, axis=0).astype(dtype))
-    backwards = GramEngine(LAYERS, TorchKernel("cpu"))
+    backwards = GramEngine(LAYERS, torch_kernel())
     for k in (3, 1, 0, 2):
         backwards.add(k, rows[k])
     assert backwards.gram(range(4)).layers.tobytes() == torch.gram(range(4)).layers.tobytes()

@@ -28,6 +28,7 @@ from fairfleet.common.cli import log_format as logs
 from fairfleet.common.cli.program import LogFormat, Verbose
 from fairfleet.common.cli.settings import default_text, given_flags, read_settings
 from fairfleet.common.errors import UsageError
+from fairfleet.common.extras import require
 from fairfleet.common.net.server_access import ServerAccess
 from fairfleet.common.tensors import Model, Section
 
@@ -267,6 +268,8 @@ def init(
 def _run(config: Path | None, flags: dict[str, Any]) -> None:
     with _numbered(read_settings(ClientSettings, config, flags)) as (numbered, replica):
         settings, access = numbered.identified()
+        if settings.metrics:
+            require("the option --metrics", "prometheus_client", extras="metrics")
         logs.add_attributes(client=settings.name)
         if replica is not None:
             log.info("this is replica %d: %s", replica, settings.name)
@@ -322,12 +325,8 @@ def _task(settings: ClientSettings) -> Task:
 
 
 def _serve_metrics(agent: Agent, name: str, listen: str) -> str:
-    try:
-        from fairfleet.client.agent.prometheus import serve
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "--metrics needs prometheus-client: pip install 'fairfleet[metrics]'"
-        ) from error
+    from fairfleet.client.agent.prometheus import serve
+
     return serve(agent.counters, name, listen)
 
 

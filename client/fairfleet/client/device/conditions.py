@@ -20,7 +20,8 @@ from fairfleet.common.errors import UsageError, short
 
 Condition = Callable[[], str]  # the reason not to train now; empty if there is none
 
-SUPPLIES = Path("/sys/class/power_supply")
+SYSTEM_DEVICES = Path("/sys/class")  # exists on every Linux
+SUPPLIES = SYSTEM_DEVICES / "power_supply"
 BUSY_PERCENT = 25.0
 SHORTEST_WINDOW_SECONDS = 1.0
 COMMAND_SECONDS = 20.0  # a command that takes longer hangs
@@ -47,7 +48,7 @@ def condition(text: str) -> Condition:
     if name == "idle":
         return Idle(_parse_percent(text, value))
     if name == "mains":
-        return lambda: on_mains(Path(value or SUPPLIES))
+        return _mains(Path(value or SUPPLIES))
     if text == "unmetered":
         return on_unmetered_network
     if name == "run" and value:
@@ -117,6 +118,16 @@ class Idle:
         return CpuTicks(busy, busy + idle + iowait, own)
 
 
+def _mains(supplies: Path) -> Condition:
+    """Return the condition `mains`; raise UsageError on a system that does not say it in files."""
+    if not SYSTEM_DEVICES.is_dir():
+        raise UsageError(
+            f"--when mains reads {supplies}, which exists on Linux only. Use --when run=COMMAND "
+            "with a command that exits with 0 while this machine may train."
+        )
+    return lambda: on_mains(supplies)
+
+
 def on_mains(supplies: Path = SUPPLIES) -> str:
     """Return a reason while a battery is being drained.
 
@@ -171,12 +182,20 @@ def _run_command(command: str) -> str:
         try:
             out, errors = process.communicate(timeout=COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # the shell, and everything it started
+            _kill(process)
             return f"{short(command)} did not end within {COMMAND_SECONDS:g} s"
     if process.returncode == 0:
         return ""
     lines = (out.strip() or errors.strip()).splitlines()
     return short(lines[-1], 160) if lines else f"{short(command)} ended with {process.returncode}"
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill a shell and everything that it started; on Windows, only the shell."""
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
 
 
 def _import_condition(text: str) -> Condition:

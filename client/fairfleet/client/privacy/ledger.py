@@ -8,7 +8,6 @@ one file at the same time; each append holds a lock on it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -19,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
+
+from filelock import lock_descriptor
 
 from fairfleet.common.atomic_files import fsync_path
 from fairfleet.common.errors import StateDirError
@@ -103,7 +104,7 @@ class ReleaseLedger:
                 "leaves the machine; give it a --state-dir that it can write to."
             ) from error
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_descriptor(file.fileno())
             if is_new:
                 fsync_path(self._path.parent)
             self._read(file)

@@ -55,7 +55,8 @@ def try_lock(folder: Path, name: str = FILE) -> FolderLock | None:
         os.close(descriptor)
         return None
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.write(descriptor, str(os.getpid()).encode())
     return FolderLock(descriptor)
 
 

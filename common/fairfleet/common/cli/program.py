@@ -15,13 +15,14 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from fairfleet.common.cli.command_list import GROUPS
 from fairfleet.common.cli.log_format import Format
 from fairfleet.common.errors import FleetError, UsageError
+from fairfleet.common.extras import install_command, missing, optional_module
 
 GROUP = "fairfleet.commands"
 INTERRUPTED = 130
@@ -53,8 +54,8 @@ def program(command: str | None = None) -> typer.Typer:
     app = _new_app()
     entries = _entries()
     if command in entries:
-        if missing_module := _load(app, entries[command]):
-            raise UsageError(_needs_extra(entries[command], missing_module))
+        if failure := _load(app, entries[command]):
+            raise _needs_extra(entries[command], failure)
     else:
         for _, entry in sorted(entries.items()):
             _load(app, entry)
@@ -104,14 +105,22 @@ def run() -> None:
     try:
         _chosen()()
     except FleetError as error:
-        from rich.console import Console  # imported late, because it takes a while
-
-        Console(stderr=True, highlight=False).print(
-            f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True
-        )
-        sys.exit(error.exit_code)
+        _fail(error)
+    except ModuleNotFoundError as error:
+        if (module := optional_module(error)) is None:
+            raise
+        _fail(missing(f"`fairfleet {sys.argv[1]}`", module))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def _fail(error: FleetError) -> NoReturn:
+    from rich.console import Console  # imported late, because it takes a while
+
+    Console(stderr=True, highlight=False).print(
+        f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True
+    )
+    sys.exit(error.exit_code)
 
 
 def _chosen() -> typer.Typer:
@@ -135,14 +144,14 @@ def _new_app() -> typer.Typer:
     return app
 
 
-def _load(app: typer.Typer, entry: EntryPoint) -> str | None:
-    """Import a command and add it, or return the name of the module that is not installed."""
+def _load(app: typer.Typer, entry: EntryPoint) -> ModuleNotFoundError | None:
+    """Import a command and add it, or return the error if a library is not installed."""
     try:
         command = entry.load()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("fairfleet"):
             raise  # our own module is missing, which no extra provides
-        return error.name
+        return error
     _add(app, entry.name, command)
     return None
 
@@ -161,11 +170,13 @@ def _not_loaded() -> None:
     """Stand in for a command in the overview, which only prints help."""
 
 
-def _needs_extra(entry: EntryPoint, module: str) -> str:
-    extra = entry.value.split(".")[1]
-    return (
-        f"`fairfleet {entry.name}` needs {module}, which is not installed: "
-        f"pip install 'fairfleet[{extra}]'"
+def _needs_extra(entry: EntryPoint, error: ModuleNotFoundError) -> UsageError:
+    what, extra = f"`fairfleet {entry.name}`", entry.value.split(".")[1]
+    if module := optional_module(error):
+        # The lab's extra includes the server's.
+        return missing(what, module, extras=extra if extra == "lab" else "")
+    return UsageError(
+        f"{what} needs {error.name}, which is not installed. Run {install_command(extra)}"
     )
 
 

@@ -1,6 +1,7 @@
 """Folders and files that only their owner may read: state directories and secrets.
 
 Secrets are written so that only their owner can read them, and refused if others can read them.
+On Windows a file's mode says nothing about who can read it, so there the folder must protect them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 # The group may read a secret, because Kubernetes mounts secrets with this mode.
 TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
+HAS_OWNERS = hasattr(os, "geteuid")  # not on Windows
 
 
 def tighten(folder: Path) -> None:
@@ -28,7 +30,7 @@ def tighten(folder: Path) -> None:
     orchestrator mounts belongs to root and is only for the pod, so its mode does not matter.
     """
     status = folder.stat()
-    if not status.st_mode & OTHERS:
+    if not HAS_OWNERS or not status.st_mode & OTHERS:
         return
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid == os.geteuid():
@@ -74,7 +76,7 @@ def read_private(path: Path, what: str) -> bytes:
     try:
         with open(path, "rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & TOO_OPEN:
+            if HAS_OWNERS and mode & TOO_OPEN:
                 raise UsageError(
                     f"{path} holds {what} and has mode {mode:04o}: others can read or change it. "
                     f"If no one did, run `chmod 600 {path}`; otherwise make a new one."

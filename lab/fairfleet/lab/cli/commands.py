@@ -6,13 +6,13 @@ torch, and a command reports plainly if torch is missing.
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fairfleet.common.errors import UsageError
+from fairfleet.common.extras import require
 from fairfleet.lab.cli import options
 
 
@@ -73,7 +73,7 @@ def simulate_command(
 
       fairfleet simulate experiment.yaml --seed 3 --record runs.jsonl
     """
-    check_torch("simulate")
+    check_libraries("simulate")
     from fairfleet.lab.cli.simulate import simulate
 
     flags = options.experiment_flags(data, partition, clients, per_round, model, rounds, set_)
@@ -151,7 +151,7 @@ def compare_command(
 
       fairfleet compare sweep.yaml --output results/my-sweep
     """
-    check_torch("compare")
+    check_libraries("compare")
     from fairfleet.lab.cli.compare import compare
 
     base = options.experiment_flags(data, partition, clients, per_round, model, rounds, set_)
@@ -223,7 +223,7 @@ def reproduce_command(
 
       fairfleet reproduce --page docs/results.md
     """
-    check_torch("reproduce")
+    check_libraries("reproduce")
     from fairfleet.lab.cli import reproduce
 
     if name is None and (quick or seeds or rule or setting):
@@ -245,10 +245,6 @@ def reproduce_command(
         )
 
 
-def check_torch(command: str) -> None:
-    """Raise UsageError if torch, which the command needs, is not installed."""
-    if importlib.util.find_spec("torch") is None:
-        raise UsageError(
-            f"`fairfleet {command}` needs torch, which is not installed; "
-            "run pip install 'fairfleet[lab,torch]'"
-        )
+def check_libraries(command: str) -> None:
+    """Raise UsageError if a library that the command always needs is not installed."""
+    require(f"`fairfleet {command}`", "torch", "threadpoolctl", extras="lab,torch")

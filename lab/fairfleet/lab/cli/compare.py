@@ -6,7 +6,6 @@ comparison is interrupted.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.markup import escape
 
 from fairfleet.common.cli.settings import read_model
 from fairfleet.common.errors import UsageError
+from fairfleet.common.extras import require
 from fairfleet.lab.cli import options
 from fairfleet.lab.experiments.run_log import Ledger, Run
 from fairfleet.lab.experiments.sweep import PlannedRun, Sweep
@@ -140,9 +140,4 @@ def draw(name: str, planned: Sequence[PlannedRun], done: Sequence[Run], folder: 
 
 def check_plots() -> None:
     """Raise UsageError if the libraries for charts are not installed."""
-    missing = [name for name in ("matplotlib", "plotly") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"reports and charts need {' and '.join(missing)}: run "
-            "pip install 'fairfleet[plots]', or use --no-pictures"
-        )
+    require("the HTML report", "matplotlib", "plotly", otherwise="use --no-pictures")

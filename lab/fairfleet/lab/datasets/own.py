@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fairfleet.common.errors import UsageError, short
+from fairfleet.common.extras import require
 from fairfleet.lab.datasets.base import Array, BrokenDataset, Dataset, Labels, concatenate_parts
 from fairfleet.lab.datasets.files import UNREADABLE, read_npz, read_pair, read_samples
 
@@ -126,10 +127,9 @@ def _to_eight_bits(image: Array) -> Array:
 
 
 def _read_image(file: Path) -> Array:
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise UsageError("folders of images need pillow: pip install 'fairfleet[plots]'") from error
+    require("a folder of images", "PIL")
+    from PIL import Image
+
     try:
         with Image.open(file, formats=("PNG", "JPEG")) as image:
             # In these formats both modes are 16 bits of grey; "I" is the name in older pillow.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import importlib.util
 import io
 import json
 import re
@@ -28,6 +27,7 @@ from rich.padding import Padding
 from fairfleet.client.operator import display
 from fairfleet.client.task import load_task
 from fairfleet.common.errors import UsageError
+from fairfleet.common.extras import require
 from fairfleet.lab import digits
 from fairfleet.lab.demo.local_federation import LocalFederation, Result, run_federation
 from fairfleet.lab.demo.summary import as_json, summarise
@@ -52,6 +52,7 @@ REMARK = (
 )
 RULES = ["fedavg", "fedlf"]
 SVG_COLUMNS = 96
+SERVER_LIBRARIES = ("sqlalchemy", "grpc_health", "grpc_reflection", "prometheus_client")
 
 
 class DemoTask(enum.StrEnum):
@@ -222,10 +223,10 @@ def _clear(folder: Path) -> None:
 
 
 def _check_installed(task: DemoTask) -> None:
-    if task is DemoTask.TORCH_MLP and importlib.util.find_spec("torch") is None:
-        raise UsageError(
-            "--task torch-mlp needs torch, which is not installed: pip install 'fairfleet[torch]'"
-        )
+    if task is DemoTask.TORCH_MLP:
+        require("--task torch-mlp", "torch")
+    # The server is a process of its own, so this one does not import what the server needs.
+    require("`fairfleet demo`", "sklearn", *SERVER_LIBRARIES, extras="lab")
 
 
 def _end_on_signals() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairfleet.common.errors import UsageError
+from fairfleet.common.extras import require
 from fairfleet.lab.partitioning.partitions import Indices
 
 if TYPE_CHECKING:
@@ -81,11 +82,10 @@ def picture(shares: LabelShares, title: str, path: Path) -> None:
         raise UsageError(
             f"a picture is saved as {', '.join(FORMATS)}; {path} has none of these endings"
         )
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure  # pyplot would need a display and global state.
-    except ModuleNotFoundError as error:
-        raise UsageError("pictures need matplotlib: pip install 'fairfleet[plots]'") from error
+    require("a picture", "matplotlib")
+    import matplotlib as mpl
+    from matplotlib.figure import Figure  # pyplot would need a display and global state.
+
     # Class names come from users and may contain a $, which is no formula.
     with mpl.rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(10, 5), layout="constrained")

@@ -16,6 +16,7 @@ from fairfleet.common.cli import log_format as logs
 from fairfleet.common.cli.program import LogFormat, Verbose
 from fairfleet.common.cli.settings import default_text, given_flags, read_settings
 from fairfleet.common.errors import StateDirError, UsageError
+from fairfleet.common.extras import require
 from fairfleet.server import process
 from fairfleet.server.app import serve
 from fairfleet.server.cli import check_state
@@ -236,9 +237,18 @@ def server(
     if check:
         _check(settings)
         return
+    _require_libraries(settings)
     process.keep_compact()
     process.allow_many_connections()
     asyncio.run(serve(settings, _announce))
+
+
+def _require_libraries(settings: ServerSettings) -> None:
+    """Raise UsageError for a missing library before the state directory is made."""
+    if settings.privacy:
+        require("the section privacy", "dp_accounting")
+    if settings.tensorboard:
+        require("the option --tensorboard", "tensorboardX")
 
 
 def _task_options(texts: Iterable[str] | None) -> dict[str, str]:

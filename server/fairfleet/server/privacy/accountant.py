@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairfleet.common.errors import UsageError
+from fairfleet.common.extras import install_command
 from fairfleet.common.privacy_costs import gaussian_epsilon
 
 
@@ -119,7 +120,7 @@ def _library() -> Any:
     except ImportError as error:
         raise UsageError(
             f"privacy accounting needs dp-accounting, which cannot be imported ({error}). "
-            "Install it with: pip install 'fairfleet[privacy]'"
+            f"Run {install_command('privacy')}"
         ) from error
     return dp_accounting
 

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from filelock import lock_descriptor
 
 from fairfleet.common.errors import StateDirError
+from fairfleet.common.extras import install_command
 from fairfleet.common.pki.private_files import tighten
 from fairfleet.server.storage.files.durable_files import make_folder, write_durably
 
@@ -130,7 +131,7 @@ def _engine(url: str, schema: str | None) -> sa.Engine:
         raise StateDirError(
             f"database {url.partition('@')[2] or url}: {error}. "
             "Give postgresql+psycopg://user:password@host/name, "
-            "and install it with pip install 'fairfleet[postgresql]'."
+            f"and install its driver: {install_command('postgresql')}"
         ) from error
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _configure_sqlite)
