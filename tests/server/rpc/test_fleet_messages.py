@@ -103,11 +103,12 @@ def test_the_metadata_of_an_upload_are_checked() -> None:
 
 def test_an_evaluation_is_a_result_or_a_failure() -> None:
     evaluation = pb.Evaluation(samples=5, loss=0.25)
-    result = evaluation_in(pb.ReportEvaluationRequest(evaluation=evaluation))
+    result = evaluation_in(pb.ReportEvaluationRequest(evaluation=evaluation), ())
     assert result is not None
     assert (result.samples, result.loss) == (5, 0.25)
-    assert evaluation_in(pb.ReportEvaluationRequest(failure="no data")) is None
+    assert evaluation_in(pb.ReportEvaluationRequest(failure="no data"), ()) is None
     with pytest.raises(BadRequest, match="both missing"):
-        evaluation_in(pb.ReportEvaluationRequest())
+        evaluation_in(pb.ReportEvaluationRequest(), ())
+    request = pb.ReportEvaluationRequest(evaluation=pb.Evaluation(loss=0.25))
     with pytest.raises(BadRequest, match=r"evaluation\.samples is 0"):
-        evaluation_in(pb.ReportEvaluationRequest(evaluation=pb.Evaluation(loss=0.25)))
+        evaluation_in(request, ())
