@@ -43,7 +43,8 @@ from fairfleet.server.security.limits import ServerLimits
 from fairfleet.server.transfer.codec_selection import AUTO, CodecPolicy
 
 HTTP_PORT = 8441
-SCHEMA_NAME = re.compile("[a-z_][a-z0-9_]{0,62}")  # of PostgreSQL, without quotes
+# Of a schema in PostgreSQL, without quotes, that is not one of its own.
+SCHEMA_NAME = re.compile("(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 PLAN_FIELDS = {"mu": "proximal_mu", "ditto_lambda": "personal_lambda"}  # the papers' names and ours
 
 
@@ -267,10 +268,10 @@ class ServerSettings(Settings):
     @field_validator("database_schema")
     @classmethod
     def _schema_name(cls, name: str | None) -> str | None:
-        if name is not None and (not SCHEMA_NAME.fullmatch(name) or name.startswith("pg_")):
+        if name is not None and not SCHEMA_NAME.fullmatch(name):
             raise ValueError(
-                "must be 1 to 63 of a-z 0-9 _, beginning with a letter or _, but not with pg_; "
-                "for example fleet_2"
+                "must be 1 to 63 of a-z 0-9 _, beginning with a letter or _, and not PostgreSQL's "
+                "own (pg_…, information_schema); for example fleet_2"
             )
         return name
 

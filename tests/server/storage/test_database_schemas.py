@@ -118,7 +118,9 @@ def test_a_user_who_may_create_no_schema_is_told_so(tmp_path: Path, postgresql: 
         execute(url, "drop owned by limited", "drop role limited")
 
 
-@pytest.mark.parametrize("name", ["Fleet", "pg_fleet", "1st", 'a"; drop table meta; --', "a" * 64])
+@pytest.mark.parametrize(
+    "name", ["Fleet", "pg_fleet", "information_schema", "1st", 'a"; drop table meta; --', "a" * 64]
+)
 def test_a_name_that_is_no_schema_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="for example fleet_2"):
         ServerSettings(database="postgresql+psycopg://x@y/z", database_schema=name)

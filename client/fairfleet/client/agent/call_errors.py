@@ -10,7 +10,14 @@ import re
 
 import grpc
 
-from fairfleet.common.errors import AnotherUpdateCounts, BadRequest, FleetError, Refused, WrongState
+from fairfleet.common.errors import (
+    AnotherUpdateCounts,
+    BadRequest,
+    FleetError,
+    Refused,
+    WrongState,
+    short,
+)
 from fairfleet.common.wire import ERROR_METADATA, RETRY_METADATA, STANDING_METADATA
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
@@ -28,9 +35,13 @@ class FederationChanged(FleetError):
     def __init__(self, address: str, before: pb.JoinResponse, now: pb.JoinResponse) -> None:
         """Create the error from the earlier and the present answer to Join."""
         super().__init__(
-            f"server {address} has federation {now.federation} ({now.federation_id or 'no id'}) "
-            f"now, and had {before.federation} ({before.federation_id or 'no id'}) before"
+            f"server {address} has federation {_described(now)} now, and had {_described(before)} "
+            "before"
         )
+
+
+def _described(joined: pb.JoinResponse) -> str:
+    return f"{short(joined.federation)} ({short(joined.federation_id) or 'no id'})"
 
 
 def join_refusal(refused: Refused) -> Refused:

@@ -20,7 +20,7 @@ from fairfleet.client.agent.model_cache import ModelCache
 from fairfleet.client.agent.server_connection import ServerConnection, Stopped
 from fairfleet.client.task import Keeping, Task
 from fairfleet.common.atomic_files import TEMP_SUFFIX, write_atomically
-from fairfleet.common.errors import FleetError, UsageError
+from fairfleet.common.errors import FleetError, UsageError, short
 from fairfleet.common.features import software
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
@@ -66,7 +66,7 @@ class ModelKeeper:
             log.warning(
                 "in federation %s, %s (clients_keep of its server): %s %s. This client trains "
                 "all the same.",
-                joined.federation,
+                short(joined.federation),
                 terms,
                 self._path,
                 written,

@@ -382,7 +382,7 @@ class ServerConnection:
                 self._join_request.since = self._join_request.since or self.joined.fence
                 self._has_joined = True
                 self.counts.joined(joined.session)
-                log.info("joined %s at %s", self.joined.federation, self.address)
+                log.info("joined %s at %s", short(joined.federation), self.address)
             session = self.joined.session
         self._check_federation()
         return session

@@ -123,7 +123,7 @@ def _wait_for_lock(
         if clock() - began >= LOCK_SECONDS:
             raise StateDirError(
                 f"{folder} is in use by another process ({holder(folder)}) of this client and "
-                f"federation {federation.name}. Stop that process, or give this one its own "
+                f"federation {short(federation.name)}. Stop that process, or give this one its own "
                 "--name or --state-dir."
             )
         pause(RETRY_SECONDS)
