@@ -37,8 +37,7 @@ import grpc.aio
 import numpy as np
 import psutil
 
-from fairfleet.client.agent.pauses import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
-from fairfleet.client.agent.server_connection import CALL_SECONDS
+from fairfleet.client.agent.pauses import CALL_SECONDS, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
 from fairfleet.common.chunk_stream import encode, model_pieces
 from fairfleet.common.net.channel_options import CLIENT_OPTIONS
 from fairfleet.common.pki.certificates import CA_TTL, SERVER_TTL, Authority, KeyPair

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fairfleet.client.agent import model_keeper
+from fairfleet.client.agent.fleet_session import Stopped
 from fairfleet.client.agent.model_keeper import ModelKeeper
-from fairfleet.client.agent.server_connection import Stopped
 from fairfleet.common.errors import NotKept, UsageError
 from fairfleet.common.tensors import Arrays, Model
 from fairfleet.proto.v1 import fleet_pb2 as pb

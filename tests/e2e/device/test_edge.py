@@ -16,8 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from fairfleet.client.agent.pauses import PATIENT_PAUSE_SECONDS
-from fairfleet.client.agent.server_connection import CALL_SECONDS
+from fairfleet.client.agent.pauses import CALL_SECONDS, PATIENT_PAUSE_SECONDS
 from fairfleet.client.settings import ClientSettings
 from fairfleet.common.cli.settings import read_settings
 from tests.deploy.settings import ROOT
@@ -168,7 +167,7 @@ def test_the_documented_task_and_conditions_work(fleet: Fleet) -> None:
     """Run the task, condition and settings of the document without torch; only paths differ."""
     board = fleet.folder / "etc"
     board.mkdir()
-    (board / "my_task.py").write_text(block("python", "SoftmaxTask"))
+    (board / "my_task.py").write_text(block("python", "import SoftmaxTask"))
     (board / "my_conditions.py").write_text(block("python", "def cool_enough"))
     random = np.random.default_rng(0)
     np.savez(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fairfleet.client.agent.call_errors import FederationChanged
 from fairfleet.client.agent.counters import ClientCounters
+from fairfleet.client.agent.fleet_session import Stopped
 from fairfleet.client.agent.heartbeat import Heartbeat
 from fairfleet.client.agent.introduction import join_request
 from fairfleet.client.agent.local_state import LocalState
@@ -21,7 +22,7 @@ from fairfleet.client.agent.result_reports import (
     report_evaluation,
     report_verification,
 )
-from fairfleet.client.agent.server_connection import ServerConnection, Stopped
+from fairfleet.client.agent.server_connection import ServerConnection
 from fairfleet.client.agent.task_data import DataMissing, TaskData
 from fairfleet.client.agent.update_maker import UpdateMaker
 from fairfleet.client.agent.uploader import FINAL, UnusableUpdate, UpdateUploader

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fairfleet.client.agent.server_connection import ServerConnection, Stopped
+from fairfleet.client.agent.fleet_session import Stopped
+from fairfleet.client.agent.server_connection import ServerConnection
 from fairfleet.client.task import Abandoned, Progress
 from fairfleet.common.errors import FleetError
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from fairfleet.client.agent.fleet_session import Stopped
 from fairfleet.client.agent.model_cache import ModelCache
-from fairfleet.client.agent.server_connection import ServerConnection, Stopped
+from fairfleet.client.agent.server_connection import ServerConnection
 from fairfleet.client.task import Keeping, Task
 from fairfleet.common.atomic_files import TEMP_SUFFIX, write_atomically
 from fairfleet.common.errors import FleetError, UsageError, short

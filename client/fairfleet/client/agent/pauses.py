@@ -1,4 +1,4 @@
-"""How long a client waits between two tries of a call."""
+"""How long a client waits for an answer, and between two tries of a call."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator
 
+CALL_SECONDS = 15.0  # for calls that the server answers at once
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 2.0  # all clients are back within seconds of a server's restart
 TRIES_BEFORE_PATIENCE = 40  # ten minutes or more, since each waits for a connection
