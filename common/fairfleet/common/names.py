@@ -1,4 +1,4 @@
-"""Names of clients, operators and federations: which are allowed, and the text of the refusal.
+"""Names of clients, operators, federations and schemas: which are allowed, and the text of the refusal.
 
 A name is in certificates, in file names and on the command line. So it has few characters, all
 of which are the same in every encoding and in every shell.
@@ -13,6 +13,7 @@ from fairfleet.common.errors import short
 MAX_NAME_CHARS = 64
 RESERVED_NAMES = frozenset({".", ".."})  # every folder has them: no file can have such a name
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_CHARS}}}")
+_SCHEMA = re.compile("(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -41,6 +42,20 @@ def check_name(
         raise error(
             f"{subject} {short(text)!r} is not 1 to {MAX_NAME_CHARS} of a-z A-Z 0-9 . _ - "
             "(and neither . nor ..); choose another name"
+        )
+    return text
+
+
+def check_schema_name(text: str) -> str:
+    """Return a name that a PostgreSQL schema can have without quotes; raise ValueError for others.
+
+    >>> check_schema_name("fleet_2")
+    'fleet_2'
+    """
+    if not _SCHEMA.fullmatch(text):
+        raise ValueError(
+            "must be 1 to 63 of a-z 0-9 _, beginning with a letter or _, and not PostgreSQL's own "
+            "(pg_…, information_schema); for example fleet_2"
         )
     return text
 

@@ -5,7 +5,6 @@ The object is frozen and read once at start. Below `app`, functions receive sing
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from pydantic import (
 from fairfleet.common.cli.settings import Settings
 from fairfleet.common.codecs import FeedbackSetting, codec_named
 from fairfleet.common.errors import BadRequest
-from fairfleet.common.names import check_name
+from fairfleet.common.names import check_name, check_schema_name
 from fairfleet.common.training_plan import LossMeasurement, LossPlan, Plan
 from fairfleet.common.wire import MOST_HALVINGS
 from fairfleet.server.aggregation.admission import AdmissionSettings
@@ -43,8 +42,6 @@ from fairfleet.server.security.limits import ServerLimits
 from fairfleet.server.transfer.codec_selection import AUTO, CodecPolicy
 
 HTTP_PORT = 8441
-# Of a schema in PostgreSQL, without quotes, that is not one of its own.
-SCHEMA_NAME = re.compile("(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 PLAN_FIELDS = {"mu": "proximal_mu", "ditto_lambda": "personal_lambda"}  # the papers' names and ours
 
 
@@ -268,12 +265,7 @@ class ServerSettings(Settings):
     @field_validator("database_schema")
     @classmethod
     def _schema_name(cls, name: str | None) -> str | None:
-        if name is not None and not SCHEMA_NAME.fullmatch(name):
-            raise ValueError(
-                "must be 1 to 63 of a-z 0-9 _, beginning with a letter or _, and not PostgreSQL's "
-                "own (pg_…, information_schema); for example fleet_2"
-            )
-        return name
+        return name if name is None else check_schema_name(name)
 
     @model_validator(mode="after")
     def _schema_needs_a_database(self) -> ServerSettings:
