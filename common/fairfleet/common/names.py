@@ -1,4 +1,4 @@
-"""Names of clients, operators, federations and schemas: which are allowed, and the text of the refusal.
+"""Names of clients, operators, federations and schemas: what is allowed, and the refusals.
 
 A name is in certificates, in file names and on the command line. So it has few characters, all
 of which are the same in every encoding and in every shell.
