@@ -114,6 +114,7 @@ def test_a_task_cannot_change_the_model_that_it_gets() -> None:
         (pb.KEPT_MODELS_RECEIVED, [7, 2]),
         (pb.KEPT_MODELS_FINAL, [2]),
         (pb.KEPT_MODELS_NONE, []),
+        (99, []),  # of a newer server
     ],
 )
 def test_the_terms_say_which_models_a_task_gets(
@@ -180,3 +181,11 @@ def test_a_client_that_has_no_model_at_the_end_says_so(
     models.held = None
     keeper(tmp_path / "saved", models).finished(pb.Finished())
     assert "there is no model to keep" in caplog.text
+
+
+def test_a_client_says_that_it_does_not_know_the_terms_of_a_newer_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper(tmp_path / "saved", Download(), 99).explain_terms()
+    assert "not known to this version" in caplog.text
+    assert "is not written" in caplog.text

@@ -20,3 +20,20 @@ def test_an_evaluation_on_the_server_shows_the_measures_that_it_has() -> None:
     Console(file=shown, width=200).print(models_table([record]))
     assert "auc 0.75" in shown.getvalue()
     assert "loss" not in shown.getvalue()
+
+
+def test_the_list_of_models_fits_a_terminal_of_80_columns() -> None:
+    scores = [pb.VersionScore(measure=name, mean=0.5) for name in ("accuracy", "loss")]
+    record = pb.ModelRecord(
+        version=120,
+        size_bytes=10**8,
+        unix_seconds=1.8e9,
+        kept_because=["newest", "best"],
+        scores=scores,
+    )
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(models_table([record]))
+    assert "…" not in shown.getvalue()
+    assert all(
+        text in shown.getvalue() for text in ("version", "accuracy", "100.0 MB", "2027-01-1")
+    )

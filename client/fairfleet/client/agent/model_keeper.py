@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 STALL_SECONDS = 60.0  # without a byte of the result, the server counts as gone
 EVERY_MODEL = (pb.KEPT_MODELS_UNSPECIFIED, pb.KEPT_MODELS_RECEIVED)
+RESULT_ALLOWED = (*EVERY_MODEL, pb.KEPT_MODELS_FINAL)
+UNKNOWN_TERMS = "the terms for participants' models are not known to this version"
 TERMS = {
     pb.KEPT_MODELS_NONE: "participants may keep no model",
     pb.KEPT_MODELS_FINAL: "participants may keep only its result, at the end",
@@ -62,13 +64,13 @@ class ModelKeeper:
     def explain_terms(self) -> None:
         """Log, after a join, if the federation's terms forbid what was requested here."""
         joined = self._connection.joined
-        if self._path is not None and (terms := TERMS.get(joined.kept_models)):
-            written = "is not written" if self._terms == pb.KEPT_MODELS_NONE else "is written then"
+        if self._path is not None and self._terms not in EVERY_MODEL:
+            written = "is written then" if self._terms in RESULT_ALLOWED else "is not written"
             log.warning(
                 "in federation %s, %s (clients_keep of its server): %s %s. This client trains "
                 "all the same.",
                 short(joined.federation),
-                terms,
+                TERMS.get(self._terms, UNKNOWN_TERMS),
                 self._path,
                 written,
             )
@@ -85,7 +87,7 @@ class ModelKeeper:
 
         Raises UsageError if it cannot be written.
         """
-        if not self._is_wanted or self._terms == pb.KEPT_MODELS_NONE:
+        if not self._is_wanted or self._terms not in RESULT_ALLOWED:
             return
         if end.HasField("model"):
             if not self._fetch(end.model):

@@ -15,12 +15,13 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 
 def models_table(records: Sequence[pb.ModelRecord]) -> Table:
     """Return a table of the versions, with two columns for each measure."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for name in ("version", "size", "committed", "kept because"):
-        table.add_column(name)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("version", "size", "committed"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("kept because")
     measures = sorted({score.measure for record in records for score in record.scores})
     for measure in measures:
-        table.add_column(measure, justify="right")
+        table.add_column(measure, justify="right", no_wrap=True)
         table.add_column("worst 10 %", justify="right")
     has_own = any(record.HasField("server_evaluation") for record in records)
     if has_own:
@@ -31,7 +32,7 @@ def models_table(records: Sequence[pb.ModelRecord]) -> Table:
 
 
 def _cells(record: pb.ModelRecord, measures: Sequence[str]) -> list[str]:
-    committed = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.unix_seconds))
+    committed = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.unix_seconds))
     cells = [
         str(record.version),
         decimal(record.size_bytes),
