@@ -1,4 +1,6 @@
-"""Print the table of docs/security.md: one cheating client of ten, with and without admission.
+"""Print the table of cheating clients in docs/explanation/security.md.
+
+One client of ten cheats, with and without admission:
 
     fairfleet compare benchmarks/admission.yaml --output results/admission --workers 1 --no-pictures
     python benchmarks/admission.py results/admission/runs.jsonl

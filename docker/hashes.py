@@ -6,9 +6,9 @@ The versions are those of constraints.txt; which packages belong to a layer is r
 packages that are installed with this Python. pip reports, without downloading, which wheels it
 would take on each platform below, and for their hashes. `make pins` runs this at its end.
 
-PyTorch's own wheel is not among them: docs/supply-chain.md says why, and how it is checked. Its
-version for each machine is copied into docker/torch.txt, so that no other pin changes that file and
-with it a very large layer.
+PyTorch's own wheel is not among them: docs/how-to/supply-chain.md says why, and how it is checked.
+Its version for each machine is copied into docker/torch.txt, so that no other pin changes that file
+and with it a very large layer.
 """
 
 from __future__ import annotations

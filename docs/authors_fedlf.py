@@ -8,7 +8,7 @@ gives. Its files are not changed. Only torchvision, with which it reads Fashion-
 by our reader. The released FedMDFG and FedLF stop with an error before the first round. Calls that
 do not fit the called functions are corrected, which does not change the results; these runs are
 labelled 'mended'. A run takes 10 to 60 minutes on one core, and appends a line to
-results/fedlf-table1-authors.jsonl, which docs/results.md shows.
+results/fedlf-table1-authors.jsonl, which docs/explanation/results.md shows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make the diagram and the table in docs/rounds.md from the state machine.
+"""Make the diagram and the table in docs/explanation/rounds.md from the state machine.
 
     python docs/rounds_diagram.py            writes them
     python docs/rounds_diagram.py --check    exits with 1 if they are out of date
@@ -19,7 +19,7 @@ from pathlib import Path
 from fairfleet.server.rounds import state_machine
 from fairfleet.server.rounds.state_machine import Event, IllegalEvent, Phase, Policy, Round, step
 
-PAGE = Path(__file__).with_name("rounds.md")
+PAGE = Path(__file__).parent / "explanation" / "rounds.md"
 BEGIN, END = "<!-- made by docs/rounds_diagram.py -->\n", "<!-- until here -->\n"
 CLIENTS = ("a", "b")
 ROUNDS = 2
@@ -134,7 +134,11 @@ def main() -> int:
     expected = page()
     if "--check" in sys.argv[1:]:
         fresh = PAGE.read_text(encoding="utf-8") == expected
-        print("docs/rounds.md is up to date" if fresh else "run `python docs/rounds_diagram.py`")
+        print(
+            "docs/explanation/rounds.md is up to date"
+            if fresh
+            else "run `python docs/rounds_diagram.py`"
+        )
         return 0 if fresh else 1
     PAGE.write_text(expected, encoding="utf-8")
     return 0

@@ -12,7 +12,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 OVERLAYS = ("local", "production", "gpu")
-# Put together as docs/kubernetes.md says.
+# Put together as docs/how-to/kubernetes.md says.
 OTHER = "cert-manager"
 OTHER_COMPONENTS = ("cert-manager", "monitoring", "ingress")
 BASE = "base"  # which a server refuses: it says nothing of who may come in

@@ -1,6 +1,7 @@
-"""docs/architecture.md names files that exist, and draws the packages as import-linter orders them.
+"""docs/explanation/architecture.md names files that exist, and draws the packages correctly.
 
-The pages for contributors are checked in the same way: CONTRIBUTING.md and the README.
+Its diagram has the layers that import-linter enforces. The pages for contributors are checked in
+the same way: CONTRIBUTING.md and the README.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PAGE = "docs/architecture.md"
+PAGE = "docs/explanation/architecture.md"
 PAGES = (PAGE, "CONTRIBUTING.md", "README.md", ".github/PULL_REQUEST_TEMPLATE.md")
 PARTS = ("proto", "common", "server", "client", "lab")
 FOLDERS = (*PARTS, "tests", "docs", "docker", "deploy", "k8s", "scripts", "benchmarks")

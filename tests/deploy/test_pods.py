@@ -1,8 +1,8 @@
 """The pods of k8s/overlays/production as local processes, with their settings, files and probes.
 
-Volumes are folders. Secrets are created with the commands of docs/kubernetes.md. The name of a pod
-is the host name in its own namespace. Users, read-only roots and network policies, which only a
-kubelet provides, are not tested.
+Volumes are folders. Secrets are created with the commands of docs/how-to/kubernetes.md. The name of
+a pod is the host name in its own namespace. Users, read-only roots and network policies, which only
+a kubelet provides, are not tested.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from docs.generate.outside import site_text
         ("[f](../../proto/FORMAT.md)", "docs/e/a.md", "e/a.md", "[f](../project/wire-format.md)"),
         ("[code](../common/x.py)", "docs/a.md", "a.md", "code"),
         ("[r](rules.md#x)", "docs/a.md", "a.md", "[r](rules.md#x)"),
-        ("[r](docs/rules.md)", "CHANGELOG.md", "project/changelog.md", "[r](../rules.md)"),
+        ("[r](docs/a/r.md)", "CHANGELOG.md", "project/changelog.md", "[r](../a/r.md)"),
         ("[w](https://example.org/a)", "docs/a.md", "a.md", "[w](https://example.org/a)"),
         ("![i](images/a.png)", "docs/a.md", "a.md", "![i](images/a.png)"),
         ("[here](#x)", "docs/a.md", "a.md", "[here](#x)"),

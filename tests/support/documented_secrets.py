@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.deploy.settings import ROOT
 from tests.support.fleet import PROGRAM
 
-DOCUMENT = ROOT / "docs" / "kubernetes.md"
+DOCUMENT = ROOT / "docs" / "how-to" / "kubernetes.md"
 
 
 def documented_secrets(folder: Path) -> dict[str, dict[str, bytes]]:

@@ -85,7 +85,7 @@ class ClientSettings(Settings):
     when: tuple[str, ...] = Field(
         default=(),
         description="train only while all these conditions hold: idle, idle=25 (percent used by "
-        "other processes), mains, unmetered, run=COMMAND, module:name (docs/edge.md); "
+        "other processes), mains, unmetered, run=COMMAND, module:name (docs/how-to/edge.md); "
         "default: always",
     )
     niceness: int = Field(
@@ -110,12 +110,13 @@ class ClientSettings(Settings):
         default=0.0,
         ge=0,
         description="smallest noise multiplier with which an update may leave this machine "
-        "(docs/privacy.md)",
+        "(docs/explanation/privacy.md)",
     )
     max_epsilon: PositiveFloat | None = Field(
         default=None,
         description="largest epsilon of all that this client releases, over all federations; it "
-        "retires before a release that would exceed it (docs/privacy.md). Default: no limit",
+        "retires before a release that would exceed it (docs/explanation/privacy.md). Default: no "
+        "limit",
     )
     delta: float = Field(
         default=1e-5, gt=0, lt=1, description="delta of max_epsilon; well below 1 / clients"
@@ -133,7 +134,7 @@ class ClientSettings(Settings):
     error_feedback: bool = Field(
         default=True,
         description="keep on disk what updates lost to their codec, and send it later, where the "
-        "server wants it; false saves writes (docs/edge.md)",
+        "server wants it; false saves writes (docs/how-to/edge.md)",
     )
     metrics: str | None = Field(
         default=None,

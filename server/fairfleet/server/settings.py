@@ -52,7 +52,7 @@ class SettingsSection(BaseModel):
 
 
 class VerificationSettings(SettingsSection):
-    """Clients evaluate a step and shorter ones before it is taken; see docs/verification.md."""
+    """Clients try a step and shorter ones first; see docs/explanation/verification.md."""
 
     halvings: int = Field(
         default=4, ge=0, le=MOST_HALVINGS, description="try 2^-k of the step for k = 0 to this"

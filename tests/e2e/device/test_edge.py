@@ -1,6 +1,6 @@
 """A device in the field:
 
-offline for days, out of date, low on disk; and docs/edge.md as written.
+offline for days, out of date, low on disk; and docs/how-to/edge.md as written.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def test_a_device_whose_certificate_expired_offline_is_told_how_to_renew_and_doe
 def test_the_disk_usage_of_a_client_is_bounded(
     fleet: Fleet, codec: str, feedback: str, flags: tuple[str, ...], bytes_per_parameter: float
 ) -> None:
-    """The bound is that of docs/edge.md: the unsent update, and twice what the codec lost."""
+    """The bound of docs/how-to/edge.md: the unsent update, and twice what the codec lost."""
     fleet.init(size=200_000)
     settings = {"codec": codec, "compression__error_feedback": feedback}
     fleet.start_server(rounds=6, round__minimum_clients=1, **settings)
@@ -154,7 +154,7 @@ def used(folder: Path) -> int:
 
 # ---- the document ----------------------------------------------------------------------------
 
-DOCUMENT = (ROOT / "docs" / "edge.md").read_text()
+DOCUMENT = (ROOT / "docs" / "how-to" / "edge.md").read_text()
 
 
 def block(language: str, sign: str) -> str:

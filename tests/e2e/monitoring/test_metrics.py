@@ -51,8 +51,8 @@ def families(names: Iterable[str]) -> set[str]:
 
 
 def documented(whose: str = "") -> set[str]:
-    """Return every metric of the server or of a client that docs/metrics.md lists."""
-    text = (ROOT / "docs" / "metrics.md").read_text()
+    """Return every metric of the server or of a client that docs/reference/metrics.md lists."""
+    text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     names = re.findall(r"^\| `(fairfleet_\w+)`", text, re.MULTILINE)
     names = [name for name in names if not NAMED.match(name)]
     return {name for name in names if name.startswith(AGENT) == (whose == AGENT)}

@@ -125,7 +125,7 @@ def test_every_alert_fires_when_it_should_and_only_then() -> None:
 
 
 def test_rules_and_dashboard_use_only_documented_metrics() -> None:
-    text = (DEPLOY.parent / "docs" / "metrics.md").read_text()
+    text = (DEPLOY.parent / "docs" / "reference" / "metrics.md").read_text()
     documented_names = set(re.findall(r"`(fairfleet_\w+)`", text)) | {
         rule["record"] for rule in shipped_rules("record")
     }

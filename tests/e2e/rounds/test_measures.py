@@ -208,7 +208,7 @@ def until_scraped(port: int, name: str) -> list[Series]:
         return [key for key in scrape(port) if key[0] == name]
 
     series: list[Series] = until(found, name)
-    listed = (ROOT / "docs" / "metrics.md").read_text()
+    listed = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     for metric, _ in scrape(port):
         assert not metric.startswith("fairfleet_measure") or f"| `{metric}` |" in listed
     return series

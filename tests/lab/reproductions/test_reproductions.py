@@ -167,7 +167,7 @@ def test_published_and_measured_figures_fit_the_terminal_without_truncation(widt
     assert "0.898" in shown
 
 
-RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
+RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "explanation" / "results.md"
 
 
 @EACH

@@ -1,4 +1,4 @@
-"""docs/rounds.md agrees with the state machine."""
+"""docs/explanation/rounds.md agrees with the state machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_diagram_is_up_to_date_with_the_state_machine() -> None:
 
 
 def test_the_diagram_shows_every_phase_and_fits_on_one_screen() -> None:
-    page = SCRIPT.with_name("rounds.md").read_text(encoding="utf-8")
+    page = (SCRIPT.parent / "explanation" / "rounds.md").read_text(encoding="utf-8")
     diagram = page.split("```mermaid")[1].split("```")[0]
     for phase in (
         "waiting",

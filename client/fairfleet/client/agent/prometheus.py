@@ -1,4 +1,4 @@
-"""A client's own metrics for Prometheus, on a separate port; see docs/metrics.md.
+"""A client's own metrics for Prometheus, on a separate port; see docs/reference/metrics.md.
 
 They are served only with `--metrics`. The module needs prometheus-client.
 """

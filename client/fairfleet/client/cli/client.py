@@ -119,7 +119,7 @@ Metrics = Annotated[
 LeastNoise = Annotated[
     float | None,
     typer.Option(
-        help="Send no update with a smaller noise multiplier; see docs/privacy.md.",
+        help="Send no update with a smaller noise multiplier; see docs/explanation/privacy.md.",
         show_default=_default("least_noise"),
     ),
 ]
@@ -127,7 +127,7 @@ MaxEpsilon = Annotated[
     float | None,
     typer.Option(
         help="Retire before a release of this client's data would exceed this epsilon; see "
-        "docs/privacy.md.",
+        "docs/explanation/privacy.md.",
         show_default="no limit",
     ),
 ]

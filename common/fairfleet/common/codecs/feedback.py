@@ -2,7 +2,7 @@
 
 A biased codec leaves out the same part of every update, so that part must be sent later. The error
 of an unbiased codec is zero on average: sending it later gains nothing that runs show
-(docs/compression.md), and costs each client a write of the model's size in every round.
+(docs/explanation/compression.md), and costs each client a write of the model's size in every round.
 """
 
 from __future__ import annotations

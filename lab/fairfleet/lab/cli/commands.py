@@ -221,7 +221,7 @@ def reproduce_command(
 
       fairfleet reproduce fedfv-table2 --seeds 3 --rule FedAvg --rule "FedFV τ=10"
 
-      fairfleet reproduce --page docs/results.md
+      fairfleet reproduce --page docs/explanation/results.md
     """
     check_libraries("reproduce")
     from fairfleet.lab.cli import reproduce

@@ -20,11 +20,12 @@ SHOWN = ("mean", "pareto")  # The kinds of pictures on the page.
 OPENING = """# Results
 
 Published tables, reproduced with `fairfleet reproduce NAME`. The command
-`fairfleet reproduce --page docs/results.md` writes this page from the records in `results/`. A
-recorded run is not run again, so the tables fill up over days. Each cell has the measured figure,
-mean ± standard deviation over the seeds, and the published figure in brackets. Accuracies are on
-each client's own test data. Times are wall-clock times on a machine with two cores, which also did
-much other work and paused some runs: they say how long the runs took, not how much work they are.
+`fairfleet reproduce --page docs/explanation/results.md` writes this page from the records in
+`results/`. A recorded run is not run again, so the tables fill up over days. Each cell has the
+measured figure, mean ± standard deviation over the seeds, and the published figure in brackets.
+Accuracies are on each client's own test data. Times are wall-clock times on a machine with two
+cores, which also did much other work and paused some runs: they say how long the runs took, not how
+much work they are.
 """
 AUTHORS = "The authors' own program on the same data, with what was published in brackets:"
 

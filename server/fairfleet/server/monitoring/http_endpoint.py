@@ -5,7 +5,7 @@ proves that the loop still runs, and pages need no locks. Each connection has a 
 so a slow reader delays nobody. To check callers, wrap the function: `http_hosts`, `http_token`.
 
 The server is written on `http.server` because asyncio libraries need more memory and lack most of
-the limits below; docs/architecture.md has the figures.
+the limits below; docs/explanation/architecture.md has the figures.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Noise at the client makes everything after it post-processing, so any rule may follow. Noise on the
 server's aggregate hides a client only if the aggregate is the plain mean of clipped updates: a rule
 whose coefficients depend on the updates lets one client change the weights of all others. See
-docs/privacy.md.
+docs/explanation/privacy.md.
 """
 
 from __future__ import annotations

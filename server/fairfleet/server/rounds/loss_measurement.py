@@ -18,7 +18,7 @@ from fairfleet.server.rules.base import reads_losses
 
 
 class LossSettings(BaseModel):
-    """How clients measure the losses that they report; see docs/edge.md."""
+    """How clients measure the losses that they report; see docs/how-to/edge.md."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -4,8 +4,8 @@ It uses no clock, randomness, disk or network: their results arrive as events. E
 stored, with the round that it led to, before its actions are performed. After a crash the server
 loads the stored round and only repeats the last actions (`resume`).
 
-docs/rounds.md has the diagram, which is generated from `step`. A round that missed its quorum waits
-for more clients, but only until the deadline passes again: then the minimum of clients that any
+docs/explanation/rounds.md has the diagram, which is generated from `step`. A round that missed its
+quorum waits for more clients, but only until the deadline passes again: then the minimum that any
 round needs suffices. No client can delay that: one that gives up its training, or is lost twice, is
 not selected again in the round.
 """

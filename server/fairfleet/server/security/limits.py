@@ -1,6 +1,7 @@
 """The section `limits` of the server's settings: what peers may use of one server.
 
-docs/limits.md says how a peer learns of each limit, and why the defaults suit honest peers.
+docs/reference/limits.md says how a peer learns of each limit, and why the defaults suit honest
+peers.
 """
 
 from __future__ import annotations

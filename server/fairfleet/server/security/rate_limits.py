@@ -2,8 +2,8 @@
 
 The time is an argument and never read here. Counts are kept by client, not by address: thousands
 of honest clients may share one router. (Wrong tokens are counted by address, but a right token is
-always accepted.) Memory does not grow with what a peer merely claims. docs/limits.md explains each
-limit.
+always accepted.) Memory does not grow with what a peer merely claims.
+docs/reference/limits.md explains each limit.
 """
 
 from __future__ import annotations
