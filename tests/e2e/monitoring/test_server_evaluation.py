@@ -120,7 +120,7 @@ def test_a_mistake_in_the_task_is_told_before_the_server_serves(fleet: Fleet) ->
         (
             "samples.measured_tasks:broken",
             [],
-            "ModuleNotFoundError: No module named 'no_such_module'",
+            "needs no_such_module, which is not installed",
         ),
         ("no_such_tasks:task", [], "--evaluate-task no_such_tasks:task: no module"),
         (

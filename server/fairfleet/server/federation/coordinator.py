@@ -7,6 +7,10 @@ aggregation, the disk) runs in threads.
 
 from __future__ import annotations
 
+import logging
+
+from sqlalchemy.exc import DBAPIError
+
 from fairfleet.server.aggregation.report_requirements import ReportRequirements
 from fairfleet.server.federation.clients.client_book import ClientBook
 from fairfleet.server.federation.clients.client_requests import ClientRequests
@@ -32,6 +36,8 @@ from fairfleet.server.storage.client_queries import known_clients
 from fairfleet.server.storage.store import Store
 from fairfleet.server.transfer.codec_agreements import CodecAgreements, record_settings
 from fairfleet.server.transfer.upload_registry import raw_bytes
+
+log = logging.getLogger(__name__)
 
 
 class Coordinator:
@@ -123,6 +129,16 @@ class Coordinator:
             self.update_receiver.stop()
             self._actions.stop()
         await self.runner.background.end()
+        try:
+            await self._record_time()
+        finally:
+            self.runner.executors.shut_down()
+
+    async def _record_time(self) -> None:
+        """Record for how long the federation has run; a full disk must not hide why it stops."""
         clock = self.runner.clock.write()
-        await self.runner.executors.in_database(self.runner.store.write, clock)
-        self.runner.executors.shut_down()
+        try:
+            await self.runner.executors.in_database(self.runner.store.write, clock)
+        except (OSError, DBAPIError) as error:
+            reason = error.orig if isinstance(error, DBAPIError) else error
+            log.warning("the time since the last round is not counted: %s", reason)
