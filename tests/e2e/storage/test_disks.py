@@ -68,7 +68,7 @@ def test_a_full_disk_loses_nothing_and_training_resumes_when_there_is_space(
     if server.poll() is None:
         fleet.kill_server()
     else:
-        assert server.returncode == 3, fleet.log('server.log')
+        assert server.returncode == 3, fleet.log("server.log")
         assert "can no longer be written to" in fleet.log("server.log")
     filler.unlink()
     remount(fleet, "size=32m")
