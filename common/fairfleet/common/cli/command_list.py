@@ -21,6 +21,7 @@ class CommandSummary(NamedTuple):
 GROUPS: dict[str, tuple[CommandSummary, ...]] = {
     "Get started": (
         CommandSummary("demo", "Run a demo federation with ten clients on this machine."),
+        CommandSummary("new", "Write a small project of your own, which runs at once."),
         CommandSummary("init", "Write a task's untrained model to a .safetensors file."),
     ),
     "Run a federation": (
