@@ -45,6 +45,61 @@ def test_all_mistakes_are_reported_with_their_paths(tmp_path: Path) -> None:
         assert path in message
 
 
+SECRET = "hunter2-of-the-owner"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Settings that contradict each other: the mistake is one of the whole input.
+        "http: {token: SECRET}\nrule: {name: no-such-rule}\n",
+        "database: postgresql://u:SECRET@db/fleet\nend: {worst_10_percent: 7}\n",
+        "http: {token: [SECRET]}\n",
+        "http: [SECRET]\n",
+        "database: [SECRET]\n",
+        "database: SECRET\ndatabase_schema: [SECRET]\n",
+        "evaluation: {task: 'a:b', options: {password: [SECRET]}}\n",
+        "http:\n  token: SECRET: 5\n",  # no YAML
+    ],
+)
+def test_no_mistake_shows_a_secret_or_the_python_of_a_value(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "secret.yaml"
+    file.write_text(text.replace("SECRET", SECRET))
+    with pytest.raises(BadSettings) as caught:
+        read_settings(ServerSettings, file, {"tensorboard": tmp_path, "model": tmp_path})
+    message = str(caught.value)
+    assert SECRET not in message
+    for python in ("PosixPath", "SecretStr", "{", "[", "None"):
+        assert python not in message
+
+
+@pytest.mark.parametrize("secret", ["12345678", "0b1", "true", "[12345678]"])
+def test_a_token_that_is_no_text_is_not_shown(tmp_path: Path, secret: str) -> None:
+    file = tmp_path / "secret.yaml"
+    file.write_text(f"http: {{token: {secret}}}\n")
+    with pytest.raises(BadSettings) as caught:
+        read_settings(ServerSettings, file, {})
+    assert "http.token: Input should be a valid string" in str(caught.value)
+    assert "found" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ({"rounds": -1}, "(found -1)"),
+        ({"listen": "here"}, "(found 'here')"),
+        ({"rounds": Path("some/where")}, "(found 'some/where')"),
+        ({"rounds": None}, "(found null)"),
+        ({"name": True}, "(found true)"),
+        ({"round.quorum": "most"}, "(found 'most')"),
+    ],
+)
+def test_a_single_wrong_value_is_shown(flags: dict[str, object], found: str) -> None:
+    with pytest.raises(BadSettings) as caught:
+        read_settings(ServerSettings, None, flags)
+    assert found in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -22,9 +22,12 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from fairfleet.common.errors import BadSettings, UsageError
+from fairfleet.common.errors import BadSettings, UsageError, short
 
 PREFIX = "FAIRFLEET_"
+MAX_VALUE_CHARS = 200  # of a wrong value in a message
+# A setting with one of these in its name may hold a secret, whatever its type.
+SECRET_WORDS = ("password", "passwd", "secret", "token", "database")
 # ValueError is for bytes that are not UTF-8, and for a date such as 2024-13-01.
 IPV6_ADDRESS = re.compile(r"\[[0-9A-Fa-f:.%]+\]:[0-9]+")  # with a port
 NOT_YAML = (yaml.YAMLError, ValueError)
@@ -75,7 +78,7 @@ def read_settings(kind: type[S], file: Path | None, flags: dict[str, Any]) -> S:
     try:
         return kind(**InitSettingsSource(kind, values)())
     except ValidationError as error:
-        raise BadSettings(_explain(error, file, f"{PREFIX}* or flags")) from None
+        raise BadSettings(_explain(error, kind, file, f"{PREFIX}* or flags")) from None
 
 
 def read_model(kind: type[M], file: Path | None, flags: dict[str, Any]) -> M:
@@ -88,7 +91,7 @@ def read_model(kind: type[M], file: Path | None, flags: dict[str, Any]) -> M:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise BadSettings(_explain(error, file, "flags")) from None
+        raise BadSettings(_explain(error, kind, file, "flags")) from None
 
 
 def given_flags(flags: dict[str, Any], assignments: Iterable[str] | None = ()) -> dict[str, Any]:
@@ -154,7 +157,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadSettings(f"cannot read the settings file {file}: {error.strerror}") from None
     except NOT_YAML as error:
-        raise BadSettings(f"{file} is not YAML: {error}") from None
+        raise BadSettings(f"{file} is not YAML: {_yaml_mistake(error)}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -162,18 +165,65 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return values
 
 
-def _explain(error: ValidationError, file: Path | None, sources: str) -> str:
-    lines = [_explain_mistake(mistake) for mistake in error.errors()]
+def _yaml_mistake(error: Exception) -> str:
+    """Return what is wrong and where, without the lines around it: they may hold secrets."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return str(error)
+    problem = getattr(error, "problem", None) or "it cannot be read"
+    return f"{problem} in line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _explain(error: ValidationError, kind: type[BaseModel], file: Path | None, sources: str) -> str:
+    lines = [_explain_mistake(mistake, kind) for mistake in error.errors()]
     where = f" in {file}, {sources}" if file else f" in {sources}"
     count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
     return f"{count} in the settings{where}:\n" + "\n".join(lines)
 
 
-def _explain_mistake(mistake: Any) -> str:
+def _explain_mistake(mistake: Any, kind: type[BaseModel]) -> str:
     path = ".".join(str(part) for part in mistake["loc"]) or "settings"
     if mistake["type"] == "extra_forbidden":
         return f"  {path}: there is no such setting"
     message = mistake["msg"].removeprefix("Value error, ")
-    if mistake["type"] == "missing":
+    value = _shown_value(mistake["input"])
+    if mistake["type"] == "missing" or value is None or _is_secret(kind, mistake["loc"]):
         return f"  {path}: {message}"
-    return f"  {path}: {message} (found {mistake['input']!r})"
+    return f"  {path}: {message} (found {value})"
+
+
+def _shown_value(value: Any) -> str | None:
+    """Return a single value as text; None for sections and lists, which may hold secrets."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return str(value)
+        case str() | Path():
+            return f"'{short(value, MAX_VALUE_CHARS)}'"
+        case _:
+            return None
+
+
+def _is_secret(kind: type[BaseModel], path: tuple[int | str, ...]) -> bool:
+    """Return whether the value at a path must not be shown, by its type or by its name."""
+    if any(word in str(part).lower() for part in path for word in SECRET_WORDS):
+        return True
+    section: Any = kind
+    for part in path:
+        fields = getattr(section, "model_fields", {})
+        if part not in fields:
+            return False
+        types = _types_of(fields[part].annotation)
+        if SecretStr in types:
+            return True
+        section = next((type_ for type_ in types if hasattr(type_, "model_fields")), None)
+    return False
+
+
+def _types_of(annotation: Any) -> set[Any]:
+    """Return the types of which an annotation such as `SecretStr | None` consists."""
+    parts = get_args(annotation)
+    return set[Any]().union(*map(_types_of, parts)) if parts else {annotation}
