@@ -353,3 +353,24 @@ def test_time_counts_over_restarts_but_not_while_the_server_is_down(
     command(fleet, "continue", "--seconds", "3600")
     start_clients(fleet)
     finish(fleet, 4)
+
+
+def test_time_ends_a_federation_that_waits_for_clients(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server(rounds=9, end__after_seconds=1)
+    until(lambda: fleet.status().phase == pb.PHASE_FINISHED, "the end")
+    assert "1 s were allowed" in fleet.status().finished_reason
+    command(fleet, "continue", "--seconds", "1")
+    until(lambda: fleet.status().phase == pb.PHASE_FINISHED, "the second end")
+
+
+def test_time_ends_a_round_that_waits_for_a_client_that_is_missing(fleet: Fleet) -> None:
+    """One of two has answered, and the deadline has passed: the quorum is missed for ever."""
+    fleet.init()
+    waits = {"round__deadline_seconds": 1, "round__deadline": "fixed", "round__quorum": 1.0}
+    fleet.start_server(rounds=9, end__after_seconds=3, **waits)
+    fleet.start_client("a")
+    fleet.start_client("b", step_seconds=600)
+    until(lambda: fleet.status().phase == pb.PHASE_FINISHED, "the end", seconds=60)
+    assert fleet.version() == 1  # the update that was there still counts
+    assert "3 s were allowed" in fleet.status().finished_reason

@@ -31,6 +31,7 @@ from fairfleet.server.rounds import state_machine
 from fairfleet.server.rounds.limits import Limits, limits_in_force
 from fairfleet.server.rounds.missing_evaluations import NO_TEST_DATA, missing_evaluations
 from fairfleet.server.rounds.state_machine import Phase, Round
+from fairfleet.server.rounds.stopping import time_is_over
 from fairfleet.server.rules import Recipe
 from fairfleet.server.settings import ServerSettings, plan_for_rule
 from fairfleet.server.storage.client_queries import retired_clients
@@ -143,6 +144,10 @@ class RoundRunner:
         self.policy = replace(self.policy, rounds=limits.rounds)
         self.limits = limits
         self.scheduler.limit(limits.seconds)
+
+    def time_is_over(self) -> str | None:
+        """Return that the federation has run for as long as it may; None if it has not."""
+        return time_is_over(self.limits.seconds, self.clock.seconds())
 
     # ---- events --------------------------------------------------------------------------------
 

@@ -44,8 +44,8 @@ def reason_to_end(
     >>> reason_to_end(StopConditions(plateau=1), 60.0, [2.5, 2.6], "mae", "lower")
     '1 evaluations found no better worst-served tenth than mae 2.5'
     """
-    if conditions.after_seconds is not None and seconds >= conditions.after_seconds:
-        return f"{seconds:.0f} s have passed; {conditions.after_seconds:g} s were allowed"
+    if over := time_is_over(conditions.after_seconds, seconds):
+        return over
     if not worst:
         return None
     sign = 1 if direction == "higher" else -1
@@ -64,6 +64,13 @@ def reason_to_end(
                 f"{_text(sign * before, measure, unit=measure != 'accuracy')}"
             )
     return None
+
+
+def time_is_over(allowed: float | None, seconds: float) -> str | None:
+    """Return that the allowed time has passed; None if it has not, or all time is allowed."""
+    if allowed is None or seconds < allowed:
+        return None
+    return f"{seconds:.0f} s have passed; {allowed:g} s were allowed"
 
 
 def _text(value: float, measure: str, *, unit: bool = False) -> str:

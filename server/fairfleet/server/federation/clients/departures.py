@@ -1,7 +1,7 @@
 """Clients that leave, fall silent or are revoked, and what the round does without them.
 
 `Departures` ends sessions and reports lost clients to the round. `FleetWatch` looks now and then
-for expired leases, and for a fleet that is too small to train.
+for expired leases, for a fleet that is too small to train, and for the end of its time.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Departures:
 
 
 class FleetWatch:
-    """Checks periodically which clients are still there, and whether they are enough."""
+    """Checks periodically which clients are there, if they are enough, and if time is left."""
 
     def __init__(
         self,
@@ -94,11 +94,12 @@ class FleetWatch:
         self._started = self._too_few_since = self._noticed = self._recorded = loop_time()
 
     async def run(self) -> None:
-        """Check leases and the size of the fleet until cancelled."""
+        """Check leases, the size of the fleet and its time until cancelled."""
         self.begin_waiting()
         while True:
             await asyncio.sleep(min(SWEEP_SECONDS, self._lease_seconds / 4))
             await self._record_time()
+            await self._check_time_limit()
             await self._check_fleet_size()
             await self._end_leases()
 
@@ -112,6 +113,17 @@ class FleetWatch:
         if now - self._recorded >= RECORD_SECONDS and runner.round.phase is not Phase.FINISHED:
             self._recorded = now
             await runner.executors.in_database(runner.store.write, runner.clock.write())
+
+    async def _check_time_limit(self) -> None:
+        """End a federation whose time is over while its round waits for clients.
+
+        A round that trains is finished first. One that waits for more clients than have answered
+        ends at its next deadline, as after `fairfleet stop`.
+        """
+        runner = self._runner
+        round_, reason = runner.round, runner.time_is_over()
+        if reason and round_.phase is Phase.WAITING and not round_.stopping:
+            await runner.record(state_machine.StopRequested(reason))
 
     async def _end_leases(self) -> None:
         """End expired sessions.
