@@ -32,10 +32,10 @@ from fairfleet.server.privacy.settings import PrivacySettings, refusal
 from fairfleet.server.rounds.end_settings import EndSettings
 from fairfleet.server.rounds.limits import Limits
 from fairfleet.server.rounds.loss_measurement import LossSettings, uses_losses
+from fairfleet.server.rounds.measure_choice import AUTO_MEASURE, MeasureChoice
 from fairfleet.server.rounds.round_settings import RoundSettings
 from fairfleet.server.rounds.state_machine import Policy
 from fairfleet.server.rounds.verification import Fallback, VerificationPolicy
-from fairfleet.server.rounds.version_scores import AUTO_MEASURE, check_measure_setting
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
 from fairfleet.server.security.http_settings import HttpSettings
 from fairfleet.server.security.limits import ServerLimits
@@ -200,7 +200,8 @@ class ServerSettings(Settings):
     measure: str = Field(
         default=AUTO_MEASURE,
         description="by which versions are compared and clients listed: accuracy, loss or a "
-        "measure that tasks report; auto: accuracy where clients report it, else loss",
+        "measure that tasks report, such as auc or score:higher (or score:lower), which also says "
+        "which values are better; auto: accuracy where clients report it, else loss",
     )
     verification: VerificationSettings | None = Field(
         default=None,
@@ -281,7 +282,8 @@ class ServerSettings(Settings):
     @field_validator("measure")
     @classmethod
     def _measure_name(cls, name: str) -> str:
-        return check_measure_setting(name)
+        MeasureChoice.of(name)
+        return name
 
     @model_validator(mode="after")
     def _can_end(self) -> ServerSettings:
@@ -290,7 +292,7 @@ class ServerSettings(Settings):
                 "evaluation.task needs evaluation.every, the rounds between evaluations, because "
                 "round.evaluate_every is 0"
             )
-        self.end.check(self.measure, self.round.evaluate_every)
+        self.end.check(MeasureChoice.of(self.measure).name, self.round.evaluate_every)
         return self
 
     @field_validator("listen", "enrolment")

@@ -6,15 +6,16 @@ import json
 import sys
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.storage.files.checksummed_arrays import load_vectors
-from tests.support.fleet import Fleet, until
+from tests.support.fleet import Fleet, free_port, until
 from tests.support.processes import clocked
+from tests.support.scraping import get, scrape, series
 
 CLIENTS = ("a", "b")
 MOMENTUM = {"optimizer": "{name: adam}"}  # its vectors and its count of steps are state
@@ -374,3 +375,44 @@ def test_time_ends_a_round_that_waits_for_a_client_that_is_missing(fleet: Fleet)
     until(lambda: fleet.status().phase == pb.PHASE_FINISHED, "the end", seconds=60)
     assert fleet.version() == 1  # the update that was there still counts
     assert "3 s were allowed" in fleet.status().finished_reason
+
+
+# ---- what is shown -------------------------------------------------------------------------------
+
+
+def page(port: int) -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(get(f"http://127.0.0.1:{port}/api/state")[1]))
+
+
+def shown_rounds(port: int) -> list[int]:
+    return [entry["round"] for entry in page(port)["rounds"]]
+
+
+def test_undone_rounds_leave_the_page_and_the_metrics_also_after_a_restart(fleet: Fleet) -> None:
+    fleet.init()
+    port = free_port()
+    settings = {"round__evaluate_every": 1, "keep_models": 20, "http__port": port}
+    fleet.start_server(rounds=5, **settings)
+    start_clients(fleet)
+    finish(fleet, 5)
+    until(lambda: shown_rounds(port) == [0, 1, 2, 3, 4], "all rounds on the page")
+    command(fleet, "continue", "--from", "3", "--rounds", "7")
+    for restarted in (False, True):
+        if restarted:
+            fleet.stop_server()
+            fleet.start_server(rounds=5, **settings)
+        until(lambda: shown_rounds(port) == [0, 1, 2], "the rounds that count")
+        state = page(port)
+        assert [entry["version"] for entry in state["evaluations"]] == [1, 2, 3]
+        for row in state["clients"]:
+            assert (row["updates"], row["last_round"], row["evaluated"]) == (3, 2, 3)
+        assert scrape(port)[series("fairfleet_evaluation_version")] == 3
+    rows = command(fleet, "clients", "--json").stdout.splitlines()
+    assert {json.loads(row)["evaluated_version"] for row in rows} <= {3, "3"}
+    start_clients(fleet)
+    finish(fleet, 7)
+    until(lambda: shown_rounds(port) == [0, 1, 2, 6], "the new round")
+    assert [entry["version"] for entry in page(port)["evaluations"]] == [1, 2, 3, 7]
+    command(fleet, "continue", "--from", "5", "--rounds", "9")  # its rounds stand again
+    until(lambda: shown_rounds(port) == [0, 1, 2, 3, 4], "the rounds that count again")
+    assert [entry["version"] for entry in page(port)["evaluations"]] == [1, 2, 3, 4, 5]

@@ -14,7 +14,7 @@ from fairfleet.server.rounds.version_scores import MAX_NAMES
 from tests.support.device import Device
 from tests.support.fleet import Fleet, free_port, until
 from tests.support.paths import ROOT
-from tests.support.scraping import Series, scrape
+from tests.support.scraping import Series, get, scrape
 
 TASK = "samples.measured_tasks:measured"
 
@@ -119,6 +119,14 @@ def evaluating_device(fleet: Fleet, name: str, **joined: object) -> tuple[Device
     raise AssertionError(f"no evaluation came after {task.id}")
 
 
+def report(device: Device, version: int, *measures: fleet_pb2.Measure) -> None:
+    evaluation = fleet_pb2.Evaluation(samples=10, measures=measures)
+    request = fleet_pb2.ReportEvaluationRequest(
+        session=device.session, version=version, evaluation=evaluation
+    )
+    device.stub.ReportEvaluation(request, timeout=10)
+
+
 def auc(name: str = "auc", value: float = 0.5, direction: int = 1) -> fleet_pb2.Measure:
     return fleet_pb2.Measure(name=name, value=value, direction=direction)  # type: ignore[arg-type]
 
@@ -212,3 +220,58 @@ def until_scraped(port: int, name: str) -> list[Series]:
     for metric, _ in scrape(port):
         assert not metric.startswith("fairfleet_measure") or f"| `{metric}` |" in listed
     return series
+
+
+LOWER, HIGHER = fleet_pb2.DIRECTION_LOWER, fleet_pb2.DIRECTION_HIGHER
+
+
+@pytest.mark.parametrize(("setting", "name"), [("auc", "auc"), ("score:higher", "score")])
+def test_the_first_client_turns_no_known_or_declared_direction_round(
+    fleet: Fleet, setting: str, name: str
+) -> None:
+    fleet.init(task=TASK, size=20)
+    fleet.start_server(measure=setting, round__evaluate_every=1, round__minimum_clients=1, rounds=3)
+    device, version = evaluating_device(fleet, "eve", features=["measures"])
+    with pytest.raises(grpc.RpcError) as refusal:
+        report(device, version, auc(name, 0.9, LOWER))
+    assert f"in this federation higher values of {name} are" in str(refusal.value.details())
+    report(device, version, auc(name, 0.9, HIGHER))
+    status = fleet.status()
+    assert (status.measure, status.measure_direction) == (name, HIGHER)
+    device.leave()
+
+
+def test_a_direction_that_is_declared_later_wins_over_what_was_recorded(fleet: Fleet) -> None:
+    fleet.init(task=TASK, size=20)
+    port = free_port()
+    settings = {"round__evaluate_every": 1, "round__minimum_clients": 1, "http__port": port}
+    fleet.start_server(measure="score", rounds=2, **settings)
+    for value in (0.1, 0.9):
+        device, version = evaluating_device(fleet, "eve", features=["measures"])
+        report(device, version, auc("score", value, LOWER))
+        device.leave()
+    until(lambda: fleet.status().phase == pb.PHASE_FINISHED, "the end")
+    assert fleet.status().best_version == 1
+    fleet.stop_server()
+    fleet.start_server(measure="score:higher", rounds=2, **settings)
+    status = fleet.status()
+    assert (status.best_version, status.measure_direction) == (2, HIGHER)
+    page = json.loads(get(f"http://127.0.0.1:{port}/api/state")[1])
+    assert page["evaluations"][-1]["measures"]["score"]["better"] == "higher"
+    assert page["evaluations"][-1]["improved"] == 1.0
+
+
+def test_names_that_a_client_invents_keep_no_known_measure_out(fleet: Fleet) -> None:
+    fleet.init(task=TASK, size=20)
+    fleet.start_server(round__evaluate_every=1, round__minimum_clients=1, rounds=9)
+    for number in range(MAX_NAMES // 16):
+        device, version = evaluating_device(fleet, "eve", features=["measures"])
+        report(device, version, *(auc(f"m{number}_{k}") for k in range(16)))
+        device.leave()
+    device, version = evaluating_device(fleet, "ann", features=["measures"])
+    with pytest.raises(grpc.RpcError, match="report 64 measures already"):
+        report(device, version, auc("invented"))
+    report(device, version, auc("invented"), auc("mae", 0.5, LOWER))
+    (text,) = fleet.query("select evaluation from evaluations where client = 'ann'")[0]
+    assert list(json.loads(text)["measures"]) == ["mae"]
+    device.leave()

@@ -193,7 +193,8 @@ def _from_snapshot(view: FleetView, snapshot: Snapshot) -> FleetView:
             clients[contribution.client] = replace(
                 clients[contribution.client], train_loss=contribution.report.loss_before
             )
-    recent = tuple(_timing(record) for record in snapshot.recent[-RECENT:])
+    standing = [record for record in snapshot.recent if not record.undone]
+    recent = tuple(_timing(record) for record in standing[-RECENT:])
     view = replace(view, status=snapshot.status, clients=clients, recent=recent, trouble="")
     newest = max((client.evaluated or 0 for client in clients.values()), default=0)
     return replace(view, evaluations=_with_evaluation(view, newest))
@@ -239,6 +240,8 @@ def _after_event(view: FleetView, event: pb.Event, fields: Any) -> FleetView:
             reason = getattr(fields, "reason", "")
             return _with_status(view, paused=is_paused, held_because=reason)
         case pb.FederationContinued():
+            if fields.version > view.status.version:  # it went back, and some count no more
+                view = replace(view, evaluations=())
             changes = {"version": fields.version, "rounds_planned": fields.rounds_planned}
             return replace(_with_status(view, phase=pb.PHASE_WAITING, **changes), ended="")
         case pb.FederationFinished():

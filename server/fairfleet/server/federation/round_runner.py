@@ -29,6 +29,7 @@ from fairfleet.server.privacy.accountant import SampledRelease
 from fairfleet.server.privacy.budget import PrivacyBudget
 from fairfleet.server.rounds import state_machine
 from fairfleet.server.rounds.limits import Limits, limits_in_force
+from fairfleet.server.rounds.measure_choice import MeasureChoice
 from fairfleet.server.rounds.missing_evaluations import NO_TEST_DATA, missing_evaluations
 from fairfleet.server.rounds.state_machine import Phase, Round
 from fairfleet.server.rounds.stopping import time_is_over
@@ -84,7 +85,7 @@ class RoundRunner:
         self.requirements = required_features(
             plan_for_rule(settings.plan, recipe),
             always=settings.round.required_features,
-            measure=settings.measure,
+            measure=MeasureChoice.of(settings.measure).name,
         )
         self.privacy_budget = (
             PrivacyBudget(store, settings.privacy, recipe) if settings.privacy else None
@@ -108,7 +109,10 @@ class RoundRunner:
             self.upload_registry.bases if predicts else None
         )
         self.kept_versions = KeptVersions(
-            store, settings.keep_models, lambda: self.scheduler.scores.measure
+            store,
+            settings.keep_models,
+            lambda: self.scheduler.scores.measure,
+            self.scheduler.scores.direction_of,
         )
         self._result: PublishedModel | None = None
         self._minimum_clients = settings.round.minimum_clients

@@ -120,7 +120,6 @@ class Dashboard:
         return {
             "boot": self._boot,
             "now": time.time(),
-            "whole": revision == 0,
             **self.state.since(revision),
         }
 

@@ -26,6 +26,10 @@ EVALUATIONS = 400
 HEADLINES = 200
 BUSY = ("training", "delivered", "verifying", "evaluating")
 AWAY = ("gone", "revoked")  # states that a client leaves only by joining
+OF_HISTORY = (  # fields of a client's row
+    *("updates", "last_round", "accuracy", "loss", "measures", "evaluated", "failure"),
+    *("coefficient", "cosine", "conflicts", "streak"),
+)
 QUANTILES = (0, 10, 25, 50, 75, 90, 100)
 
 
@@ -65,6 +69,7 @@ class DashboardState:
 
     def __init__(self) -> None:
         self.revision = 0
+        self._rebuilt = 0  # the revision at which everything was told anew
         self.conflicts = Conflicts()
         self._clients: dict[str, ClientRow] = {}
         # By client with an unanswered request: its state while it is connected.
@@ -75,8 +80,10 @@ class DashboardState:
         self._headlines: deque[dict[str, Any]] = deque(maxlen=HEADLINES)
 
     def since(self, revision: int) -> dict[str, Any]:
-        """Return every entry that changed after a revision."""
+        """Return every entry that changed after a revision; all of them if they are told anew."""
+        revision = revision if revision >= self._rebuilt else 0
         return {
+            "whole": revision == 0,
             "revision": self.revision,
             "clients": [vars(row) for row in self._clients.values() if row.revision > revision],
             "rounds": [entry for entry in self._rounds if entry["revision"] > revision],
@@ -97,6 +104,17 @@ class DashboardState:
         self.revision += 1
         row.revision = self.revision
         return row
+
+    def forget_history(self) -> None:
+        """Forget rounds, evaluations and what they mean for clients, for all viewers."""
+        for entries in (self._rounds, self._evaluations, self._server_evaluations):
+            entries.clear()
+        self.conflicts = Conflicts()
+        unknown = {name: getattr(ClientRow(""), name) for name in OF_HISTORY}
+        for client in self._clients:
+            self.set(client, **unknown)
+        self.revision += 1
+        self._rebuilt = self.revision
 
     def compare(self, connected: Set[str], revoked: Set[str], *, finished: bool) -> None:
         """Update rows for which there is no event, from the sets of connected and revoked clients.

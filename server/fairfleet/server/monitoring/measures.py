@@ -6,7 +6,7 @@ The functions are pure and read only records, so a restart does not change what 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,10 +42,16 @@ class FleetEvaluation:
         evaluations: Evaluations,
         previous: Evaluations,
         failures: Mapping[str, str],
+        direction_of: Callable[[str], Better] | None = None,
     ) -> FleetEvaluation:
-        """Summarize the results for a version; `previous` are those to compare with."""
+        """Summarize the results for a version; `previous` are those to compare with.
+
+        `direction_of` returns which values of a measure are better; None: the reports say so.
+        """
         figures = [evaluation.figures() for evaluation in evaluations.values()]
         directions = _shown_directions(figures)
+        if direction_of:
+            directions = {name: direction_of(name) for name in directions}
         return cls(
             version=version,
             improved=_improved(evaluations, previous, directions),

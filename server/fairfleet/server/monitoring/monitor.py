@@ -54,10 +54,16 @@ class Monitor:
     async def start(self) -> None:
         """Read what earlier runs of the server recorded, then follow events."""
         try:
-            self._show(await asyncio.to_thread(recall, self._store, self._federation.round))
+            self._show(await self._recorded())
         except Exception:
             log.exception("cannot measure what earlier runs of the server recorded")
         self._task = asyncio.create_task(self._watch())
+
+    async def _recorded(self) -> RecordedHistory:
+        federation = self._federation
+        return await asyncio.to_thread(
+            recall, self._store, federation.round, federation.direction_of
+        )
 
     async def stop(self) -> None:
         """Stop following events, and close the event files."""
@@ -116,6 +122,8 @@ class Monitor:
                 await self._round_committed(event.round_committed.record)
             if event.HasField("evaluation_finished"):
                 await self._evaluation_finished(event)
+            if event.HasField("federation_continued"):
+                await self._continued()
             if event.HasField("server_evaluated"):
                 await self._server_evaluated(event)
         except Exception:
@@ -137,7 +145,9 @@ class Monitor:
         return diagnostics
 
     async def _evaluation_finished(self, event: pb.Event) -> None:
-        evaluation = await asyncio.to_thread(newest_evaluation, self._store, event.round)
+        evaluation = await asyncio.to_thread(
+            newest_evaluation, self._store, event.round, self._federation.direction_of
+        )
         self.metrics.evaluation = evaluation
         if evaluation and evaluation.version == event.round:
             self.dashboard.state.evaluated(evaluation, event.unix_seconds)
@@ -155,11 +165,19 @@ class Monitor:
             write = self._files.write_server_evaluation
             await asyncio.to_thread(write, result, event.unix_seconds)
 
-    # ---- earlier runs --------------------------------------------------------------------------
+    async def _continued(self) -> None:
+        """Show only what still counts: the federation may have gone back to an earlier version."""
+        history = await self._recorded()
+        self.metrics.forget_history()
+        self.dashboard.state.forget_history()
+        self._show(history, live=True)
 
-    def _show(self, history: RecordedHistory) -> None:
+    # ---- what is recorded ----------------------------------------------------------------------
+
+    def _show(self, history: RecordedHistory, *, live: bool = False) -> None:
+        """Show what is recorded; with `live`, the clients' states are known from events."""
         for client in history.updates.keys() | history.heard.keys() | history.revoked:
-            self._show_client(client, history)
+            self._show_client(client, history, live=live)
         for evaluation, unix in zip(history.evaluations, history.evaluated_unix, strict=True):
             self.metrics.evaluation = evaluation
             self.dashboard.state.evaluated(evaluation, unix)
@@ -169,21 +187,26 @@ class Monitor:
         for record in history.records:
             step, message = StepTaken.of(record.diagnostics), record_message(record, "")
             self.metrics.recall(message, step)
-            self.dashboard.state.committed(message, step, live=False)
+            if record.contributions:  # otherwise it only went back to an earlier version
+                self.dashboard.state.committed(message, step, live=False)
         improvements = [record.measured.improved for record in history.records if record.measured]
         self.metrics.measured = improvements[-1] if improvements else None
 
-    def _show_client(self, client: str, history: RecordedHistory) -> None:
+    def _show_client(self, client: str, history: RecordedHistory, *, live: bool) -> None:
         self.metrics.seen.add(client)
         update_count, last_round = history.updates.get(client, (0, None))
         times_asked, asked_round = history.asked.get(client, (0, -1))
         self.dashboard.state.set(
             client,
-            state="revoked" if client in history.revoked else "gone",
             updates=update_count,
             last_round=last_round,
             asked=times_asked,
             asked_round=asked_round,
-            seen_unix=history.heard.get(client),
-            software=self._federation.book.software_of(client).software,
         )
+        if not live:
+            self.dashboard.state.set(
+                client,
+                state="revoked" if client in history.revoked else "gone",
+                seen_unix=history.heard.get(client),
+                software=self._federation.book.software_of(client).software,
+            )

@@ -152,6 +152,12 @@ class Metrics(Collector):
         clients = [contribution.client for contribution in record.contributions]
         self.conflicts.add(record.round, clients, step.conflicts)
 
+    def forget_history(self) -> None:
+        """Show no figures of rounds and evaluations, until they are recalled again."""
+        self.evaluation = self.server_evaluation = None
+        self.step = self.promised = self.measured = self.verified = None
+        self.conflicts = Conflicts()
+
     def _phase(self, phase: str, seconds: float) -> None:
         # The duration is negative if the clock was set back.
         self._phase_seconds.labels(phase).observe(max(0.0, seconds))

@@ -1,10 +1,14 @@
-"""Read what earlier runs recorded, so that a restart leaves no gap in what is shown."""
+"""Read what was recorded, so that a restart leaves no gap in what is shown.
+
+Rounds that were undone are left out, and evaluations of the versions that they committed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from fairfleet.common.reports import Better
 from fairfleet.server.monitoring.measures import REMEMBERED_ROUNDS, Evaluations, FleetEvaluation
 from fairfleet.server.rounds.state_machine import Phase, Round
 from fairfleet.server.storage.client_queries import last_heard, times_asked, update_counts
@@ -14,6 +18,7 @@ from fairfleet.server.storage.evaluation_queries import (
     evaluation_failures,
     evaluations_of,
 )
+from fairfleet.server.storage.operations.undone_rounds import undone_rounds
 from fairfleet.server.storage.round_record import RoundRecord
 from fairfleet.server.storage.server_evaluation_table import (
     ServerEvaluation,
@@ -21,6 +26,7 @@ from fairfleet.server.storage.server_evaluation_table import (
 )
 from fairfleet.server.storage.store import Store
 
+DirectionOf = Callable[[str], Better]  # which values of a measure are better
 MAX_EVALUATIONS = 200  # evenly spread over a federation that has more
 
 
@@ -40,16 +46,22 @@ class RecordedHistory:
     revoked: frozenset[str] = frozenset()
 
 
-def recall(store: Store, current: Round) -> RecordedHistory:
+def recall(store: Store, current: Round, direction_of: DirectionOf) -> RecordedHistory:
     """Read the history before the current round. This blocks: call it in a thread."""
+    undone = undone_rounds(store)
+    records = store.records(current.number - REMEMBERED_ROUNDS, current.number - 1)
     is_evaluating = current.phase is Phase.EVALUATING
     last_version = current.number - 1 if is_evaluating else current.number
     versions = _spread(evaluated_versions(store, last_version, -1)[::-1])
     return RecordedHistory(
-        evaluations=tuple(_evaluations(store, versions)),
+        evaluations=tuple(_evaluations(store, versions, direction_of)),
         evaluated_unix=tuple(evaluated_unix(store, version) for version in versions),
-        server_evaluations=tuple(recorded_server_evaluations(store)),
-        records=tuple(store.records(current.number - REMEMBERED_ROUNDS, current.number - 1)),
+        server_evaluations=tuple(
+            result
+            for result in recorded_server_evaluations(store)
+            if result.version - 1 not in undone
+        ),
+        records=tuple(record for record in records if not record.undone),
         updates=update_counts(store, current.number),
         asked=times_asked(store),
         heard=last_heard(store),
@@ -57,22 +69,26 @@ def recall(store: Store, current: Round) -> RecordedHistory:
     )
 
 
-def newest_evaluation(store: Store, last_version: int) -> FleetEvaluation | None:
+def newest_evaluation(
+    store: Store, last_version: int, direction_of: DirectionOf
+) -> FleetEvaluation | None:
     """Return the newest evaluation up to a version, compared with the results before it."""
     newest = evaluated_versions(store, last_version, 1)
     if not newest:
         return None
     previous = evaluated_versions(store, newest[0] - 1, 1, with_results=True)
-    return list(_evaluations(store, [*previous, *newest]))[-1]
+    return list(_evaluations(store, [*previous, *newest], direction_of))[-1]
 
 
-def _evaluations(store: Store, versions: list[int]) -> Iterator[FleetEvaluation]:
+def _evaluations(
+    store: Store, versions: list[int], direction_of: DirectionOf
+) -> Iterator[FleetEvaluation]:
     """Yield evaluations, each compared with the previous one that has results."""
     previous: Evaluations = {}
     for version in versions:
         results = evaluations_of(store, version)
         failures = evaluation_failures(store, version)
-        yield FleetEvaluation.of(version, results, previous, failures)
+        yield FleetEvaluation.of(version, results, previous, failures, direction_of)
         previous = results or previous
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveFloat
 
+from fairfleet.server.rounds.measure_choice import AUTO_MEASURE
 from fairfleet.server.rounds.stopping import StopConditions
-from fairfleet.server.rounds.version_scores import AUTO_MEASURE
 
 
 class EndSettings(BaseModel):

@@ -7,11 +7,11 @@ the mean over all clients, and of equal versions the earliest is the best.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fairfleet.common import fairness
-from fairfleet.common.reports import Evaluation, Measure
+from fairfleet.common.reports import Better, Evaluation, Measure
 
 ACCURACY, LOSS = "accuracy", "loss"
 
@@ -35,8 +35,12 @@ class VersionScore:
 Scores = Mapping[str, VersionScore]  # of one version, by measure
 
 
-def version_scores(reported: Iterable[Evaluation]) -> dict[str, VersionScore]:
+def version_scores(
+    reported: Iterable[Evaluation], direction_of: Callable[[str], Better] | None = None
+) -> dict[str, VersionScore]:
     """Return the scores of one version by measure, given what each client reported.
+
+    `direction_of` returns which values of a measure are better; None: the reports say so.
 
     >>> reported = [Evaluation(samples=1, loss=loss) for loss in (0.5, 2.0)]
     >>> version_scores(reported)["loss"].worst_10_percent
@@ -46,7 +50,12 @@ def version_scores(reported: Iterable[Evaluation]) -> dict[str, VersionScore]:
     for evaluation in reported:
         for name, figure in evaluation.figures().items():
             by_measure.setdefault(name, []).append(figure)
-    return {measure: _score(measure, values) for measure, values in sorted(by_measure.items())}
+    return {
+        measure: _score(
+            measure, values, direction_of(measure) if direction_of else values[0].direction
+        )
+        for measure, values in sorted(by_measure.items())
+    }
 
 
 def chosen_measure(scores: Iterable[Scores]) -> str | None:
@@ -65,8 +74,8 @@ def best_version(scores: Mapping[int, Scores], measure: str) -> int | None:
     return max(ranks, key=ranks.__getitem__, default=None)
 
 
-def _score(measure: str, figures: Sequence[Measure]) -> VersionScore:
-    higher = figures[0].direction == "higher"  # all clients report the same direction
+def _score(measure: str, figures: Sequence[Measure], direction: Better) -> VersionScore:
+    higher = direction == "higher"
     values = [figure.value for figure in figures]
     worst = fairness.worst(values, 10, higher_is_better=higher)
     return VersionScore(measure, higher, fairness.mean(values), worst, len(values))

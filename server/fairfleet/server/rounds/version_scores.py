@@ -6,36 +6,29 @@ worst-served tenth of clients does by each. Nothing here has a clock or a disk.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Set
 
 from fairfleet.common.errors import BadRequest, short
 from fairfleet.common.fairness import worst
-from fairfleet.common.reports import BUILT_IN, MEASURE_NAME, Better, Evaluation
+from fairfleet.common.reports import Better, Evaluation
+from fairfleet.server.rounds.measure_choice import AUTO_MEASURE, MeasureChoice
 from fairfleet.server.rounds.stopping import StopConditions
 
-AUTO_MEASURE = "auto"  # accuracy where clients report it, else loss
 MAX_NAMES = 64  # measures of all clients together, beside loss and accuracy
-
-
-def check_measure_setting(name: str) -> str:
-    """Return the setting `measure`; raise ValueError for what cannot name a measure."""
-    if not re.fullmatch(MEASURE_NAME, name):
-        raise ValueError(
-            f"{short(name)!r} cannot name a measure; give auto, accuracy, loss, or a name that "
-            "tasks report: 1 to 32 of a-z, 0-9 and _, beginning with a letter"
-        )
-    return name
 
 
 class VersionScores:
     """What clients reported about versions of the model, and the measure that compares them."""
 
     def __init__(self, setting: str = AUTO_MEASURE) -> None:
-        self._setting = setting
-        # By measure: the direction in the first evaluation that was recorded with it.
-        self._directions: dict[str, Better] = dict(BUILT_IN)
+        """`setting` is that of `measure`; raises ValueError if it is not usable."""
+        choice = MeasureChoice.of(setting)
+        self._setting = choice.name
+        self._fixed = choice.directions()  # by measure: declared or known, whatever is reported
+        # By measure: the fixed direction, or that in the first evaluation recorded with it.
+        self._directions = dict(self._fixed)
+        self._names = set[str]()  # measures of the tasks' own that were recorded
         self._counts: Counter[str] = Counter()  # evaluations that have a measure
         self._evaluations = 0
         self._worst: dict[int, dict[str, float]] = {}  # by version and measure
@@ -48,8 +41,8 @@ class VersionScores:
     def accepted(self, client: str, evaluation: Evaluation) -> Evaluation:
         """Return an evaluation as it is to be recorded.
 
-        Names beyond the bound of the federation are left out. Raises BadRequest if a measure has
-        another direction than in the federation.
+        Names beyond the bound of the federation are left out, but not the chosen or known ones.
+        Raises BadRequest if a measure has another direction than in the federation.
         """
         named = evaluation.measures | evaluation.personal_measures
         for name, measure in named.items():
@@ -60,14 +53,14 @@ class VersionScores:
                     f"values are better; in this federation {direction} values of {name} are. "
                     "Give it this direction in Task.evaluate, or another name."
                 )
-        refused = set(named) - self._directions.keys() - self._names_with_room(named)
+        refused = set(named) - self._names_with_room(named)
         return _without(evaluation, refused) if refused else evaluation
 
     def _names_with_room(self, named: Iterable[str]) -> set[str]:
-        """Return which new names can still be recorded: the chosen one always."""
-        room = max(0, MAX_NAMES + len(BUILT_IN) - len(self._directions))
-        new = [name for name in named if name not in self._directions]
-        return {*new[:room], self._setting}
+        """Return which names can be recorded; the chosen and known ones always can."""
+        always = {self._setting, *self._fixed, *self._names}
+        new = [name for name in named if name not in always]
+        return always | set(new[: max(0, MAX_NAMES - len(self._names))])
 
     def begin(self, version: int) -> None:
         """Begin the evaluation of a version, of which perhaps no client has a result."""
@@ -81,10 +74,10 @@ class VersionScores:
         self._evaluations += 1
         self._newest_worst = None
         for name, figure in evaluation.figures().items():
-            self._directions.setdefault(name, figure.direction)
             self._counts[name] += 1
             self._newest[1].setdefault(name, {})[client] = figure.value
-        for name, measure in evaluation.personal_measures.items():
+        for name, measure in (evaluation.measures | evaluation.personal_measures).items():
+            self._names.add(name)
             self._directions.setdefault(name, measure.direction)
 
     def _close_newest(self) -> None:

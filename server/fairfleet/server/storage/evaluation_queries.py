@@ -14,6 +14,8 @@ from fairfleet.server.storage.queries import ReadableStore, Write, writing
 from fairfleet.server.storage.schema import evaluations, models, rounds
 
 _has_result = evaluations.c.evaluation.is_not(None)
+_undone = sa.select(rounds.c.round + 1).where(rounds.c.undone_by.is_not(None))
+_stands = evaluations.c.version.not_in(_undone)  # a version whose round is not undone
 
 
 def evaluation_write(
@@ -58,11 +60,9 @@ def evaluations_of_kept_models(store: ReadableStore) -> dict[int, list[Evaluatio
     Versions of rounds that were undone are left out.
     """
     is_kept = (models.c.version == evaluations.c.version) & models.c.file.is_not(None)
-    undone = sa.select(rounds.c.round + 1).where(rounds.c.undone_by.is_not(None))
-    stands = evaluations.c.version.not_in(undone)
     query = sa.select(evaluations.c.version, evaluations.c.evaluation).join(models, is_kept)
     by_version: dict[int, list[Evaluation]] = defaultdict(list)
-    for version, text in store.rows(query.where(_has_result, stands)):
+    for version, text in store.rows(query.where(_has_result, _stands)):
         by_version[version].append(Evaluation.model_validate_json(text))
     return dict(by_version)
 
@@ -80,9 +80,10 @@ def evaluated_versions(
 ) -> list[int]:
     """Return the newest `count` versions up to `last` that were evaluated, newest first.
 
-    A count of -1 means all. `with_results` leaves out versions without any result.
+    A count of -1 means all. `with_results` leaves out versions without any result. Versions of
+    rounds that were undone are left out.
     """
-    query = sa.select(evaluations.c.version).where(evaluations.c.version <= last)
+    query = sa.select(evaluations.c.version).where(evaluations.c.version <= last, _stands)
     if with_results:
         query = query.where(_has_result)
     query = query.distinct().order_by(evaluations.c.version.desc())
@@ -90,10 +91,13 @@ def evaluated_versions(
 
 
 def newest_evaluations(store: ReadableStore) -> dict[str, tuple[int, Evaluation]]:
-    """Return, by client, the newest version with a result, and the result."""
+    """Return, by client, the newest version with a result, and the result.
+
+    Versions of rounds that were undone are left out.
+    """
     newest = sa.select(
         evaluations.c.client, sa.func.max(evaluations.c.version).label("version")
-    ).where(_has_result)
+    ).where(_has_result, _stands)
     latest = newest.group_by(evaluations.c.client).subquery()
     query = sa.select(evaluations.c.client, evaluations.c.version, evaluations.c.evaluation).join(
         latest,

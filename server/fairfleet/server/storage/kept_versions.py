@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fairfleet.common.reports import Evaluation
+from fairfleet.common.reports import Better, Evaluation
 from fairfleet.server.rounds.version_ranking import (
     VersionScore,
     best_version,
@@ -28,12 +28,18 @@ class KeptVersions:
     """The versions whose models are on the disk, with their scores."""
 
     def __init__(
-        self, store: ModelTable, keep: int, measure: Callable[[], str] = lambda: ""
+        self,
+        store: ModelTable,
+        keep: int,
+        measure: Callable[[], str] = lambda: "",
+        direction_of: Callable[[str], Better] | None = None,
     ) -> None:
         """`keep` is how many of the newest versions are kept. `reload` comes first.
 
         `measure` returns by what versions are compared; empty: by accuracy, else by loss.
+        `direction_of` returns which values of a measure are better; None: the reports say so.
         """
+        self._direction_of = direction_of
         self._store, self._keep, self._measure = store, keep, measure
         self._versions = set[int]()
         self._scores: dict[int, Mapping[str, VersionScore]] = {}
@@ -43,7 +49,9 @@ class KeptVersions:
         """Read from the database which versions are kept, and their evaluations."""
         self._versions = {stored.version for stored in self._store.kept_models()}
         evaluations = evaluations_of_kept_models(self._store)
-        self._scores = {version: version_scores(row) for version, row in evaluations.items()}
+        self._scores = {
+            version: version_scores(row, self._direction_of) for version, row in evaluations.items()
+        }
         # The evaluation of the newest version may still be under way.
         self._evaluated = max(evaluations, default=INITIAL)
         self._reported = evaluations.get(self._evaluated, [])
@@ -62,7 +70,7 @@ class KeptVersions:
     def scores(self, version: int) -> Mapping[str, VersionScore]:
         """Return the scores of a version by measure; empty if it was not evaluated."""
         if version == self._evaluated and not self._scores.get(version, True):
-            self._scores[version] = version_scores(self._reported)
+            self._scores[version] = version_scores(self._reported, self._direction_of)
         return self._scores.get(version, NO_SCORES)
 
     def best(self, under_evaluation: int | None = None) -> int | None:

@@ -14,7 +14,7 @@ from fairfleet.common.reports import BUILT_IN
 from fairfleet.common.training_plan import Plan
 from fairfleet.server.federation.clients.assignments import Kind
 from fairfleet.server.federation.clients.sessions import ClientDescription
-from fairfleet.server.rounds.version_scores import AUTO_MEASURE
+from fairfleet.server.rounds.measure_choice import AUTO_MEASURE
 
 NO_DATA = "it has no training data yet"
 KINDS: tuple[Kind, ...] = ("train", "verify", "evaluate")

@@ -28,11 +28,15 @@ def stands(column: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     return column.not_in(undone)
 
 
+def undone_rounds(store: ReadableStore) -> frozenset[int]:
+    """Return the rounds that are undone."""
+    query = sa.select(rounds.c.round).where(rounds.c.undone_by.is_not(None))
+    return frozenset(int(row.round) for row in store.rows(query))
+
+
 def rounds_left_out(store: ReadableStore) -> frozenset[int]:
     """Return the rounds that are undone, and those that went back: no update of them counts."""
-    query = sa.select(rounds.c.round).where(rounds.c.undone_by.is_not(None))
-    undone = {int(row.round) for row in store.rows(query)}
-    return frozenset(undone | returns(store).keys())
+    return undone_rounds(store) | returns(store).keys()
 
 
 def returns(store: ReadableStore) -> dict[int, int]:
