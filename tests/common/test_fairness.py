@@ -84,6 +84,13 @@ def test_improved_share_counts_only_clients_that_are_served_better() -> None:
         fairness.improved_share([0.5], [0.5, 0.6])
 
 
+def test_unless_strict_a_client_that_is_served_as_before_counts_as_improved() -> None:
+    before, after = [0.5, 0.5, 0.5, 0.5], [0.6, 0.5, 0.4, 0.9]
+    assert fairness.improved_share(before, after, strictly=False) == 0.75
+    assert fairness.improved_share(before, after, strictly=False, higher_is_better=False) == 0.5
+    assert math.isnan(fairness.improved_share([], [], strictly=False))
+
+
 def test_in_percent_deviations_are_100_times_and_variances_10000_times_as_large() -> None:
     fractions = [0.6426, 0.8703, 0.8997]
     fractional, percent = Fairness.of(fractions), Fairness.of([100 * value for value in fractions])

@@ -70,7 +70,11 @@ def expected_fairness(fleet: Fleet) -> dict[Series, float]:
             series(f"fairfleet_loss_{name}"): getattr(loss, field)
             for name, field in INEQUALITIES.items()
         },
-        series("fairfleet_improved_clients_ratio"): sum(after[c] < before[c] for c in after)
+        series("fairfleet_improved_clients_ratio"): sum(after[c] <= before[c] for c in after)
+        / len(after),
+        series("fairfleet_strictly_improved_clients_ratio"): sum(
+            after[c] < before[c] for c in after
+        )
         / len(after),
         series("fairfleet_evaluation_version"): newest,
         **{

@@ -113,10 +113,14 @@ def best(values: ArrayLike, percent: int, *, higher_is_better: bool = True) -> f
     return _tail(values, percent, lowest=not higher_is_better)
 
 
-def improved_share(before: ArrayLike, after: ArrayLike, *, higher_is_better: bool = True) -> float:
+def improved_share(
+    before: ArrayLike, after: ArrayLike, *, higher_is_better: bool = True, strictly: bool = True
+) -> float:
     """Return the share of clients that are served better than before.
 
-    Both vectors have the clients in the same order. Without any client the result is NaN.
+    If not `strictly`, clients that are served as well as before count too: this is the ρ of AdaFed
+    (equation 31) and FedMGDA+. Both vectors have the clients in the same order. Without any client
+    the result is NaN.
     """
     old, new = _vector(before), _vector(after)
     if len(old) != len(new):
@@ -124,7 +128,8 @@ def improved_share(before: ArrayLike, after: ArrayLike, *, higher_is_better: boo
             f"found {len(old)} values before and {len(new)} after; "
             "expected the same clients in both"
         )
-    return mean(new > old if higher_is_better else new < old)
+    gained = new > old if higher_is_better else new < old
+    return mean(gained if strictly else gained | (new == old))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ ACCURACIES = ("mean", "standard_deviation", "worst_5", "worst_10", "best_5", "be
 IN_COMMON = {f"accuracy/{measure}" for measure in ACCURACIES} | {
     "training/loss_mean",
     "evaluation/improved_clients",
+    "evaluation/strictly_improved_clients",
     "step/conflicting_clients_share",
 }  # a server writes every name that a simulation writes
 

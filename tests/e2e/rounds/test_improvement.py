@@ -43,10 +43,12 @@ def test_predicted_and_measured_changes_are_reported_separately(
     first, last = told(fleet)
     assert (first["promised"], first["measured"]) == (
         promised,
-        {"improved": improved, "clients": 2},
+        {"improved": improved, "clients": 2, "strictly_improved": improved},
     )
     assert (last["measured"], last["verification"]) == (None, None)  # no client has reported since
-    assert scrape(port)[series("fairfleet_step_improved_clients_ratio")] == improved
+    metrics = scrape(port)
+    assert metrics[series("fairfleet_step_improved_clients_ratio")] == improved
+    assert metrics[series("fairfleet_step_strictly_improved_clients_ratio")] == improved
     table = fleet.run("rounds", "--server", fleet.address).stdout
     assert f"{improved:.0%} of 2" in table
     assert "…" not in table, "it must fit into 80 columns"

@@ -36,6 +36,20 @@ def test_a_table_gives_mean_and_deviation_over_the_seeds() -> None:
     assert heading.startswith("setting,rule,seeds,seconds,failures,average,")
 
 
+def test_rho_counts_unchanged_losses_and_the_strict_share_stands_beside_it() -> None:
+    old, now = made("old", 0, [0.5, 0.5]), made("now", 0, [0.5, 0.5])
+    points = [
+        point.model_copy(update={"improved": 0.75, "strictly_improved": 0.25})
+        for point in now.points
+    ]
+    rows = result_rows([old, now.model_copy(update={"points": tuple(points)})])
+    shares = {
+        row.label: (row.measures["improved"].mean, row.measures["strictly_improved"].mean)
+        for row in rows
+    }
+    assert shares == {"old": (0.5, 0.5), "now": (0.75, 0.25)}  # An older record has one share.
+
+
 def test_the_pareto_front_has_the_rules_that_none_beats_in_both_figures() -> None:
     dots = {dot.label: dot for dot in chart_data.dots(RUNS)}
     assert [dot.label for dot in chart_data.pareto_front(list(dots.values()))] == ["b"]

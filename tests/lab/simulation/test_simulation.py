@@ -351,7 +351,8 @@ def test_a_verified_step_is_halved_until_enough_losses_fall(engine: str) -> None
     _, results = run(setup)
     assert all(result.factor in (0.0, *(2.0**-k for k in range(9))) for result in results)
     assert any(0 < (result.factor or 0) < 1 for result in results)
-    assert all(result.improved == (1.0 if result.factor else 0.0) for result in results)
+    assert all(result.improved == 1.0 for result in results)
+    assert all(result.strictly_improved == (1.0 if result.factor else 0.0) for result in results)
 
 
 def test_a_skipped_step_changes_neither_model_nor_state() -> None:

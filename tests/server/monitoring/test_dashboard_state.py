@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -11,10 +12,16 @@ from hypothesis import strategies as st
 
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import operator_pb2 as pb
+from fairfleet.server.federation.event_stream import step_improvement
 from fairfleet.server.monitoring.dashboard_state import DashboardState
 from fairfleet.server.monitoring.measures import Conflicts, FleetEvaluation, StepTaken
-from fairfleet.server.monitoring.prometheus_families import client_families, step_families
+from fairfleet.server.monitoring.prometheus_families import (
+    client_families,
+    improvement_families,
+    step_families,
+)
 from fairfleet.server.rounds.missing_evaluations import NO_TEST_DATA, SILENT
+from fairfleet.server.storage.round_record import StepImprovement
 
 CLIENTS = ("ann", "bob", "cyd")
 
@@ -324,3 +331,31 @@ def test_series_that_were_not_computed_are_absent_and_the_level_is_reported() ->
 def test_a_record_that_lacks_what_its_level_has_cannot_be_measured() -> None:
     with pytest.raises(KeyError):
         StepTaken.of({"level": "full", "coefficients": {}, "cosines": {}})
+
+
+@pytest.mark.parametrize(
+    ("recorded", "shown"),
+    [
+        (StepImprovement(1.0, 3, 0.5), {"improved": 1.0, "strictly_improved": 0.5}),
+        (StepImprovement(0.5, 3), {"strictly_improved": 0.5}),
+    ],
+)
+def test_the_record_of_an_older_server_has_only_the_share_of_losses_that_fell(
+    recorded: StepImprovement, shown: dict[str, float]
+) -> None:
+    message = pb.Measured(**asdict(recorded))
+    assert step_improvement(message) == recorded
+    families = improvement_families(step_improvement(message))
+    assert {family.name: family.samples[0].value for family in families} == {
+        f"fairfleet_step_{name}_clients_ratio": value for name, value in shown.items()
+    }
+
+
+def test_an_evaluation_counts_clients_whose_loss_stays_the_same_as_improved() -> None:
+    def losses(**by_client: float) -> dict[str, Evaluation]:
+        return {name: Evaluation(samples=1, loss=loss) for name, loss in by_client.items()}
+
+    now, before = losses(ann=1.0, bob=2.0, cyd=3.0, dan=1.0), losses(ann=1.0, bob=3.0, cyd=2.0)
+    evaluation = FleetEvaluation.of(1, now, before, {})
+    assert evaluation.improved == pytest.approx(2 / 3)
+    assert evaluation.strictly_improved == pytest.approx(1 / 3)

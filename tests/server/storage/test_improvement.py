@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +71,9 @@ def test_a_step_is_measured_by_participants_of_both_rounds() -> None:
         "c": ReportedLoss(0.1, 4),
         "e": ReportedLoss(0.1, 4),
     }
-    assert measure(3, before, after) == MeasuredStep(3, improved=0.5, clients=2)
+    assert measure(3, before, after) == MeasuredStep(
+        3, improved=1.0, strictly_improved=0.5, clients=2
+    )
     assert measure(3, before, {"e": ReportedLoss(0.1, 4)}) is None
 
 
@@ -79,11 +83,32 @@ def test_the_effect_of_a_step_is_in_its_record_after_the_next_commit(
     rounds = Rounds(tmp_path)
     assert rounds.commit({"a": 3.0, "b": 3.0}) is None
     rounds.restart()
-    assert rounds.commit({"a": 2.0, "b": 4.0}) == MeasuredStep(0, 0.5, 2)
+    assert rounds.commit({"a": 2.0, "b": 4.0}) == MeasuredStep(0, 0.5, 0.5, 2)
     assert [record.measured for record in rounds.records()] == [
-        StepImprovement(0.5, 2),
+        StepImprovement(0.5, 2, 0.5),
         None,
     ]
+    rounds.store.close()
+
+
+def test_an_older_row_keeps_its_reading_through_the_migration(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path)
+    rounds.commit({"a": 3.0, "b": 3.0})
+    rounds.commit({"a": 2.0, "b": 3.0})
+    rounds.store.close()
+    database = next(tmp_path.glob("*.db"))
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE measures SET improved = 0.5")  # as servers counted then
+        connection.execute("ALTER TABLE measures DROP COLUMN strictly_improved")
+        connection.execute("UPDATE meta SET value = '8' WHERE key = 'schema_version'")
+    rounds = Rounds.__new__(Rounds)
+    rounds.store, rounds.number = Store(tmp_path), 2
+    older = rounds.records()[0].measured
+    assert older == StepImprovement(0.5, 2)
+    assert (older.not_risen, older.fallen) == (None, 0.5)
+    rounds.restart()
+    assert rounds.commit({"a": 2.0, "b": 4.0}) == MeasuredStep(1, 0.5, 0.0, 2)
+    assert rounds.records()[1].measured == StepImprovement(0.5, 2, 0.0)
     rounds.store.close()
 
 

@@ -196,8 +196,8 @@ def rounds(
     """List the newest rounds and what each step did.
 
     promised: share of the clients whose loss falls to first order. improved: share whose loss did
-    fall, by the reports of the next round, and of how many clients. step: which part of the step
-    was taken, if clients tried it. admission: unusual updates and what was done about them.
+    not rise, by the reports of the next round, and of how many clients. step: which part of the
+    step was taken, if clients tried it. admission: unusual updates and what was done about them.
 
     Examples:
 

@@ -81,6 +81,7 @@ def write_events(run: Run, files: EventFiles) -> None:
             f"{run.measure}/best_10": point.best_10,
             "training/loss_mean": point.loss,
             "evaluation/improved_clients": point.improved,
+            "evaluation/strictly_improved_clients": point.fallen,
             "step/conflicting_clients_share": point.conflicts,
         }
         files.scalars(point.round, scalars)

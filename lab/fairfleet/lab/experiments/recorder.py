@@ -107,6 +107,7 @@ class Recorder:
             worst_10=self._rounded(fairness.worst_10),
             best_10=self._rounded(fairness.best_10),
             improved=result.improved,
+            strictly_improved=result.strictly_improved,
             **means,
         )
 

@@ -38,7 +38,9 @@ class Point(BaseModel):
     worst_5: float
     best_5: float
     loss: float | None  # mean training loss of the rounds' clients, on the models they received
-    improved: float | None  # share of the last round's clients whose loss fell
+    # ρ: share of the last round's clients whose loss did not rise. Records before 0.2.0 have no
+    # `strictly_improved`; there it is the share of the clients whose loss fell.
+    improved: float | None
     conflicts: float | None  # share of the rounds' clients that the direction would harm
     layer_conflicts: float | None
     worst_10: float | None = None
@@ -48,6 +50,12 @@ class Point(BaseModel):
     update_bytes: float | None = None  # size of an update as sent
     gram_error: float | None = None
     flipped: float | None = None
+    strictly_improved: float | None = None  # share of the last round's clients whose loss fell
+
+    @property
+    def fallen(self) -> float | None:
+        """Return the share of the last round's clients whose loss fell."""
+        return self.improved if self.strictly_improved is None else self.strictly_improved
 
 
 class Run(BaseModel):
@@ -129,11 +137,19 @@ class Run(BaseModel):
 
     @property
     def improved(self) -> float:
-        """Return the mean share of clients whose loss fell, over the evaluated rounds."""
+        """Return ρ, the mean share of clients whose loss did not rise, over the evaluated rounds.
+
+        In records before 0.2.0 it is `strictly_improved`.
+        """
         return self.over_points("improved")
 
+    @property
+    def strictly_improved(self) -> float:
+        """Return the mean share of clients whose loss fell, over the evaluated rounds."""
+        return self.over_points("fallen")
+
     def over_points(self, field: str) -> float:
-        """Return the mean of a field over the points; NaN if no point has it."""
+        """Return the mean of a figure over the points; NaN if no point has it."""
         values = [value for point in self.points if (value := getattr(point, field)) is not None]
         return float(np.mean(values)) if values else math.nan
 

@@ -27,7 +27,8 @@ th:first-child, td:first-child { text-align: left; }
 LEGEND = """\
 Accuracies in percent, on each client's own test data; mean ± standard deviation over the seeds.
 Bands in the curves reach from the lowest to the highest seed. ρ: share of a round's clients whose
-training loss fell in the round."""
+training loss did not rise in the round; strict ρ: share of those whose training loss fell. In
+records from before version 0.2.0 both are the latter."""
 # Field of a point, title, factor.
 CURVES = (
     ("mean", "Average accuracy over the rounds (%)", 100.0),

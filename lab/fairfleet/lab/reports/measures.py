@@ -37,6 +37,7 @@ MEASURES = (
     TableMeasure("angle_degrees", "angle °", lambda run, f: f.angle_degrees, better=-1),
     TableMeasure("kl_to_uniform", "KL", lambda run, f: f.kl_to_uniform, 4, better=-1),
     TableMeasure("improved", "ρ", lambda run, f: run.improved),
+    TableMeasure("strictly_improved", "strict ρ", lambda run, f: run.strictly_improved),
 )
 
 

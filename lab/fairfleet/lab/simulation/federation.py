@@ -7,10 +7,11 @@ It is a plain value: `Simulation` runs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -82,12 +83,23 @@ class RoundResult:
     loss: float  # mean over all clients that delivered, on the received model
     diagnostics: Diagnostics | None  # None if no client delivered
     scores: ClientScores | None = None  # after the round, if it was evaluated
-    # Share of the round's clients whose training loss fell; None if the round was not evaluated.
+    # Share of the round's clients whose training loss did not rise, and of those whose training
+    # loss fell; None if the round was not evaluated.
     improved: float | None = None
+    strictly_improved: float | None = None
     # Part of the step that was taken, if the clients verified it; 0 if the step was skipped.
     factor: float | None = None
     findings: tuple[AdmissionFinding, ...] = ()  # of admission
     compression: CompressionLoss | None = None  # what a lossy codec did to the updates
+
+    def with_improvement(self, before: Sequence[float], after: Sequence[float]) -> RoundResult:
+        """Return this outcome with the shares of clients whose loss did not rise, and fell."""
+        old, new = np.asarray(before), np.asarray(after)  # may be infinite
+        return replace(
+            self,
+            improved=float(np.mean(new <= old)),
+            strictly_improved=float(np.mean(new < old)),
+        )
 
 
 def initial_model(build: Callable[[], nn.Module], seed: int) -> Model:

@@ -135,8 +135,11 @@ class Simulation:
         if self.federation.judged == "average":
             self.average.add(self.model.parameters)
         if self._is_evaluated(number):
-            scores, improved = self._evaluate(trainer, measures)
-            result = replace(result, scores=scores, improved=improved)
+            scores, losses = self._evaluate(trainer, measures)
+            result = replace(result, scores=scores)
+            if losses:
+                before = [measured.loss for measured in measures.values()]
+                result = result.with_improvement(before, losses)
         return result
 
     def _select(self, number: int) -> frozenset[str]:
@@ -309,8 +312,8 @@ class Simulation:
         every, version = self.federation.evaluate_every, number + 1
         return version == self.federation.rounds or bool(every and version % every == 0)
 
-    def _evaluate(self, trainer: Trainer, measures: Measures) -> tuple[ClientScores, float | None]:
-        """Return the scores, and the share of the round's clients whose training loss fell."""
+    def _evaluate(self, trainer: Trainer, measures: Measures) -> tuple[ClientScores, list[float]]:
+        """Return the scores, and the training losses of the round's clients after the round."""
         with self.seconds.timed("evaluation"):
             if not np.isfinite(self.model.parameters).all():
                 raise TaskFailed(f"in round {self.done} {NOT_FINITE}")
@@ -318,11 +321,7 @@ class Simulation:
             if self.personal:
                 scores = scores._replace(personal=self.personal.accuracy(self.model))
             after = trainer.losses(self.model, [self._number[client] for client in measures])
-            falls = [
-                loss < measured.loss
-                for loss, measured in zip(after, measures.values(), strict=True)
-            ]
-            return scores, float(np.mean(falls)) if falls else None
+            return scores, list(after)
 
     def evaluated_model(self) -> Model:
         """Return the model to evaluate: the newest one, or the mean of all so far."""

@@ -586,17 +586,25 @@ class Measured(google.protobuf.message.Message):
 
     IMPROVED_FIELD_NUMBER: builtins.int
     CLIENTS_FIELD_NUMBER: builtins.int
+    STRICTLY_IMPROVED_FIELD_NUMBER: builtins.int
     improved: builtins.float
-    """share of the clients whose loss fell"""
+    """Share of the clients whose loss did not rise. Without `strictly_improved`, an older server
+    recorded this step, and it is the share of the clients whose loss fell.
+    """
     clients: builtins.int
     """that reported their loss before and after the step"""
+    strictly_improved: builtins.float
+    """share of the clients whose loss fell"""
     def __init__(
         self,
         *,
         improved: builtins.float = ...,
         clients: builtins.int = ...,
+        strictly_improved: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["clients", b"clients", "improved", b"improved"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_strictly_improved", b"_strictly_improved", "strictly_improved", b"strictly_improved"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_strictly_improved", b"_strictly_improved", "clients", b"clients", "improved", b"improved", "strictly_improved", b"strictly_improved"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_strictly_improved", b"_strictly_improved"]) -> typing.Literal["strictly_improved"] | None: ...
 
 Global___Measured: typing_extensions.TypeAlias = Measured
 

@@ -18,7 +18,12 @@ from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.rounds.state_machine import Round
 from fairfleet.server.rounds.version_ranking import VersionScore
 from fairfleet.server.storage.improvement import MeasuredStep
-from fairfleet.server.storage.round_record import Contribution, CutOffClient, RoundRecord
+from fairfleet.server.storage.round_record import (
+    Contribution,
+    CutOffClient,
+    RoundRecord,
+    StepImprovement,
+)
 from fairfleet.server.storage.store import StoredUpdate
 
 BACKLOG = 10_000  # events that a watcher may fall behind
@@ -85,9 +90,20 @@ def update_received_message(update: StoredUpdate, round_: Round) -> pb.UpdateRec
     )
 
 
+def step_improvement(message: pb.Measured) -> StepImprovement:
+    """Return what a step did, as its message says."""
+    return StepImprovement(
+        message.improved,
+        message.clients,
+        message.strictly_improved if message.HasField("strictly_improved") else None,
+    )
+
+
 def step_measured_message(step: MeasuredStep) -> pb.StepMeasured:
     """Return the message about the losses before and after a step."""
-    measured = pb.Measured(improved=step.improved, clients=step.clients)
+    measured = pb.Measured(
+        improved=step.improved, clients=step.clients, strictly_improved=step.strictly_improved
+    )
     return pb.StepMeasured(round=step.round, measured=measured)
 
 

@@ -326,6 +326,7 @@ def evaluation_entry(evaluation: FleetEvaluation, unix_seconds: float) -> dict[s
         "unix_seconds": unix_seconds,
         "outcomes": evaluation.outcomes(),
         "improved": finite(evaluation.improved),
+        "strictly_improved": finite(evaluation.strictly_improved),
         "accuracy": _measures(evaluation.accuracy, evaluation.values("accuracy")),
         "loss": _measures(evaluation.loss, evaluation.values("loss")),
         "measures": {

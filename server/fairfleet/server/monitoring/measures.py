@@ -26,9 +26,10 @@ class FleetEvaluation:
     """The results of all clients for one model version; there may be none."""
 
     version: int
-    # Share of clients that do better than at the previous evaluation, by their loss if they have
-    # one; None: there is none.
+    # Share of clients that do as well as at the previous evaluation or better, by their loss if
+    # they have one; None: there is none.
     improved: float | None
+    strictly_improved: float | None  # share of those that do better
     evaluations: Evaluations
     failures: Mapping[str, str] = field(default_factory=dict)  # by client: why it has no result
     # By measure, for loss, accuracy and those of tasks that most clients report.
@@ -52,9 +53,11 @@ class FleetEvaluation:
         directions = _shown_directions(figures)
         if direction_of:
             directions = {name: direction_of(name) for name in directions}
+        improved, strictly_improved = _improved(evaluations, previous, directions)
         return cls(
             version=version,
-            improved=_improved(evaluations, previous, directions),
+            improved=improved,
+            strictly_improved=strictly_improved,
             evaluations=evaluations,
             failures=failures,
             fairness={
@@ -114,7 +117,8 @@ def _shown_directions(figures: Iterable[Mapping[str, Measure]]) -> dict[str, Bet
 
 def _improved(
     evaluations: Evaluations, previous: Evaluations, directions: Mapping[str, Better]
-) -> float | None:
+) -> tuple[float | None, float | None]:
+    """Return the share of clients that do no worse than before, and of those that do better."""
     clients = sorted(evaluations.keys() & previous.keys())
     for name, direction in directions.items():
         pairs = [
@@ -123,8 +127,14 @@ def _improved(
         known = [(old, new) for old, new in pairs if old is not None and new is not None]
         if known:
             before, after = zip(*known, strict=True)
-            return improved_share(before, after, higher_is_better=direction == "higher")
-    return None
+            shares = (
+                improved_share(
+                    before, after, higher_is_better=direction == "higher", strictly=strictly
+                )
+                for strictly in (False, True)
+            )
+            return next(shares), next(shares)
+    return None, None
 
 
 @dataclass(frozen=True)

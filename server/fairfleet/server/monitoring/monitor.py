@@ -189,7 +189,7 @@ class Monitor:
             self.metrics.recall(message, step)
             if record.contributions:  # otherwise it only went back to an earlier version
                 self.dashboard.state.committed(message, step, live=False)
-        improvements = [record.measured.improved for record in history.records if record.measured]
+        improvements = [record.measured for record in history.records if record.measured]
         self.metrics.measured = improvements[-1] if improvements else None
 
     def _show_client(self, client: str, history: RecordedHistory, *, live: bool) -> None:

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from fairfleet.common.tensors import Section
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.aggregation.staging import layer_names
+from fairfleet.server.federation.event_stream import step_improvement
 from fairfleet.server.federation.federation_state import FederationState
 from fairfleet.server.monitoring.measures import Conflicts, FleetEvaluation, StepTaken
 from fairfleet.server.monitoring.prometheus_families import (
@@ -31,10 +32,12 @@ from fairfleet.server.monitoring.prometheus_families import (
     evaluation_families,
     gauge,
     gauges,
+    improvement_families,
     server_evaluation_families,
     step_families,
 )
 from fairfleet.server.rounds.state_machine import Phase
+from fairfleet.server.storage.round_record import StepImprovement
 from fairfleet.server.storage.server_evaluation_table import ServerEvaluation
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
@@ -52,8 +55,8 @@ class Metrics(Collector):
         self.step: StepTaken | None = None
         # Share of clients whose loss the newest step lowers to first order.
         self.promised: float | None = None
-        # Share of clients whose loss fell by the newest step for which there are reports.
-        self.measured: float | None = None
+        # What the newest step did for which there are reports.
+        self.measured: StepImprovement | None = None
         self.verified: pb.Verification | None = None  # of the newest step
         self.conflicts = Conflicts()
         # Before the first commit it is the time of the server's start, so that a stall shows.
@@ -118,7 +121,7 @@ class Metrics(Collector):
                 self._tally["counted"] += 1
                 self._admission.count_received()
             case "step_measured":
-                self.measured = event.step_measured.measured.improved
+                self.measured = step_improvement(event.step_measured.measured)
             case "evaluation_started":
                 self._evaluation_began = event.unix_seconds
             case "evaluation_finished" if self._evaluation_began is not None:
@@ -264,8 +267,7 @@ class Metrics(Collector):
             )
             yield gauge("fairfleet_step_promised_clients_ratio", about, self.promised)
         if self.measured is not None:
-            about = "Share of clients whose loss fell by the newest step that their reports tell of"
-            yield gauge("fairfleet_step_improved_clients_ratio", about, self.measured)
+            yield from improvement_families(self.measured)
         about = "Factor applied to the newest step: 1 unless clients tried it before; 0: no step"
         yield gauge("fairfleet_step_factor", about, self.verified.factor if self.verified else 1.0)
 

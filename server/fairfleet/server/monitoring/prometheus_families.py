@@ -18,6 +18,7 @@ from fairfleet.common.fairness import Fairness
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.aggregation.admission import AdmissionSettings
 from fairfleet.server.monitoring.measures import FleetEvaluation, StepTaken
+from fairfleet.server.storage.round_record import StepImprovement
 from fairfleet.server.storage.server_evaluation_table import ServerEvaluation
 from fairfleet.server.transfer.counters import TrafficCounters
 
@@ -88,6 +89,17 @@ def _conflict_families(step: StepTaken, layers: Sequence[str]) -> Iterator[Metri
         yield gauges("fairfleet_layer_conflicting_clients", about, "layer", counts)
 
 
+def improvement_families(measured: StepImprovement) -> Iterator[Metric]:
+    """Yield the shares of clients that gained by a step; a share that is unknown is left out."""
+    if measured.not_risen is not None:
+        about = (
+            "Share of clients whose loss did not rise by the newest step that their reports tell of"
+        )
+        yield gauge("fairfleet_step_improved_clients_ratio", about, measured.not_risen)
+    about = "Share of clients whose loss fell by the newest step that their reports tell of"
+    yield gauge("fairfleet_step_strictly_improved_clients_ratio", about, measured.fallen)
+
+
 # ---- the newest evaluation -----------------------------------------------------------------------
 
 
@@ -105,8 +117,13 @@ def evaluation_families(evaluation: FleetEvaluation) -> Iterator[Metric]:
         yield from _fairness_families("fairfleet_accuracy", "_ratio", about, evaluation.accuracy)
     yield from _measure_families(evaluation.own)
     if evaluation.improved is not None:
-        about = "Share of clients whose loss fell since the previous evaluation"
+        about = "Share of clients whose loss did not rise since the previous evaluation"
         yield gauge("fairfleet_improved_clients_ratio", about, evaluation.improved)
+    if evaluation.strictly_improved is not None:
+        about = "Share of clients whose loss fell since the previous evaluation"
+        yield gauge(
+            "fairfleet_strictly_improved_clients_ratio", about, evaluation.strictly_improved
+        )
 
 
 def _measure_families(measures: Mapping[str, Fairness]) -> Iterator[Metric]:

@@ -35,7 +35,10 @@ class FederationEventFiles:
     def write_evaluation(self, evaluation: FleetEvaluation, unix_seconds: float) -> None:
         """Write the figures of a finished evaluation."""
         version = evaluation.version
-        scalars = {"evaluation/improved_clients": evaluation.improved}
+        scalars = {
+            "evaluation/improved_clients": evaluation.improved,
+            "evaluation/strictly_improved_clients": evaluation.strictly_improved,
+        }
         self._files.scalars(version, scalars, unix_seconds)
         for name, fairness in evaluation.fairness.items():
             values = evaluation.values(name)

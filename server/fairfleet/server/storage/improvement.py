@@ -24,7 +24,8 @@ class MeasuredStep:
     """A step, measured by the clients that reported their loss before and after it."""
 
     round: int
-    improved: float  # share of the clients whose loss fell
+    improved: float  # ρ: share of the clients whose loss did not rise
+    strictly_improved: float  # share of the clients whose loss fell
     clients: int
 
 
@@ -56,7 +57,12 @@ class ImprovementTracker:
         report = ImprovementReport([records.came_back_write(back)] if back else [], measured)
         if measured:
             report.writes.append(
-                records.measure_write(measured.round, measured.improved, measured.clients)
+                records.measure_write(
+                    measured.round,
+                    measured.improved,
+                    measured.strictly_improved,
+                    measured.clients,
+                )
             )
         if cut_off:
             report.writes.append(
@@ -86,4 +92,8 @@ def measure(
         [before[client].loss for client in clients],
         [after[client].loss for client in clients],
     )
-    return MeasuredStep(round_number, improved_share(*losses, higher_is_better=False), len(clients))
+    improved, strictly_improved = (
+        improved_share(*losses, higher_is_better=False, strictly=strictly)
+        for strictly in (False, True)
+    )
+    return MeasuredStep(round_number, improved, strictly_improved, len(clients))

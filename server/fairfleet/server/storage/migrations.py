@@ -133,6 +133,16 @@ def add_federation_records(connection: Connection, folder: Path) -> None:
     )
 
 
+def add_strict_improvement(connection: Connection, folder: Path) -> None:
+    """8 -> 9: record the share of clients whose loss fell beside that of which it did not rise.
+
+    Older rows keep what they have: the share of the clients whose loss fell, as `improved`.
+    """
+    columns = {column["name"] for column in sa.inspect(connection).get_columns("measures")}
+    if "strictly_improved" not in columns:
+        connection.execute(sa.text("ALTER TABLE measures ADD COLUMN strictly_improved FLOAT"))
+
+
 # The migration from each version to the next.
 MIGRATIONS: dict[int, Migration] = {
     1: list_history_rows,
@@ -142,4 +152,5 @@ MIGRATIONS: dict[int, Migration] = {
     5: add_update_bases,
     6: add_quarantine,
     7: add_federation_records,
+    8: add_strict_improvement,
 }

@@ -54,10 +54,25 @@ class PrivacyRelease:
 
 @dataclass(frozen=True)
 class StepImprovement:
-    """The share of clients whose loss fell by a step, among those with reports before and after."""
+    """The share of clients whose loss did not rise by a step (ρ), and of those whose loss fell.
+
+    Only clients with reports before and after count. Servers before 0.2.0 recorded one share, of
+    the clients whose loss fell: it is `improved` where `strictly_improved` is None.
+    """
 
     improved: float
     clients: int
+    strictly_improved: float | None = None
+
+    @property
+    def not_risen(self) -> float | None:
+        """Return ρ; None where only the strict share was recorded."""
+        return None if self.strictly_improved is None else self.improved
+
+    @property
+    def fallen(self) -> float:
+        """Return the share of the clients whose loss fell."""
+        return self.improved if self.strictly_improved is None else self.strictly_improved
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 metadata = sa.MetaData()
 meta = sa.Table(
@@ -73,8 +73,11 @@ measures = sa.Table(
     "measures",
     metadata,
     sa.Column("round", sa.Integer, primary_key=True),  # of the step
-    sa.Column("improved", sa.Float, nullable=False),  # share of the clients whose loss fell
+    # Share of the clients whose loss did not rise; in rows without the next share, that share.
+    sa.Column("improved", sa.Float, nullable=False),
     sa.Column("clients", sa.Integer, nullable=False),  # that reported losses before and after
+    # Share of the clients whose loss fell; null in rows that an older server wrote.
+    sa.Column("strictly_improved", sa.Float),
 )
 cut_off = sa.Table(
     "cut_off",

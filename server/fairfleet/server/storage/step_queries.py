@@ -83,9 +83,16 @@ def trials_of(
 # ---- measured steps, and clients that were cut off ---------------------------------------------
 
 
-def measure_write(round_number: int, improved: float, clients: int) -> Write:
-    """Record the share of the clients whose loss fell by a round's step."""
-    row = {"round": round_number, "improved": improved, "clients": clients}
+def measure_write(
+    round_number: int, improved: float, strictly_improved: float, clients: int
+) -> Write:
+    """Record the shares of the clients whose loss did not rise, and fell, by a round's step."""
+    row = {
+        "round": round_number,
+        "improved": improved,
+        "strictly_improved": strictly_improved,
+        "clients": clients,
+    }
     return writing(measures.insert(), row)
 
 
@@ -148,7 +155,7 @@ def completed(
 ) -> list[RoundRecord]:
     """Return the records with what became known later: measured steps and clients cut off."""
     improvements = {
-        row.round: StepImprovement(row.improved, row.clients)
+        row.round: StepImprovement(row.improved, row.clients, row.strictly_improved)
         for row in store.rows(sa.select(measures).where(measures.c.round.between(first, last)))
     }
     missing: defaultdict[int, list[CutOffClient]] = defaultdict(list)

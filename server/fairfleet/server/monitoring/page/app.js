@@ -161,8 +161,8 @@ function conflictWords(round) {
 /** Returns what the newest measured step promised, and what it did. */
 function stepWords() {
   const step = state.rounds.findLast((entry) => entry.measured != null) ?? state.rounds.at(-1);
-  if (step?.promised == null && step?.measured == null) return "clients whose loss fell";
-  const title = `The step of round ${step.round}: share of clients whose loss falls to first order, and share whose loss fell by their next reports. The number above compares evaluations.`;
+  if (step?.promised == null && step?.measured == null) return "clients whose loss did not rise";
+  const title = `The step of round ${step.round}: share of clients whose loss falls to first order, and share whose loss did not rise by their next reports. The number above compares evaluations.`;
   return h("span", { title }, [["promised", step.promised], ["measured", step.measured]].filter(([, share]) => share != null).map(([word, share]) => `${word} ${Math.round(100 * share)} %`).join(", "));
 }
 
