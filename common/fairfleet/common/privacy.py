@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, mod
 
 from fairfleet.common.errors import UsageError
 from fairfleet.common.reports import Evaluation, TrainReport
-from fairfleet.common.tensors import Model, Vector
+from fairfleet.common.tensors import Model, Section, Signature, Vector
 from fairfleet.common.training_plan import EXACTLY, EXACTNESS, LossPlan, Plan
 
 BLOCK = 1 << 16  # elements processed at once
@@ -129,6 +129,22 @@ def _report_shortfall(applied: ReportTerms | None, required: ReportTerms) -> str
 
 def _bounds(terms: ReportTerms) -> str:
     return f"{terms.loss_bound:g} and {terms.gradient_bound:g}"
+
+
+def model_refusal(signature: Signature) -> str | None:
+    """Return why a model cannot be trained with privacy; None if it can."""
+    names = [
+        tensor.name
+        for section in (Section.BUFFERS, Section.COUNTERS)
+        for tensor, _ in signature.spans(section)
+    ]
+    if not names:
+        return None
+    return (
+        f"the model has buffers ({', '.join(names[:3])}{', …' if len(names) > 3 else ''}), which "
+        "are averaged without clipping or noise: privacy would not cover them. Use layers without "
+        "running statistics, such as GroupNorm or LayerNorm instead of BatchNorm."
+    )
 
 
 def norm(values: Vector) -> float:

@@ -67,11 +67,15 @@ def test_noised_reports_and_evaluations_are_charged_by_value(tmp_path: Path) -> 
     cost = update_cost(2.0) + report_cost(4.0, 3)
     assert owner.ledger.total == pytest.approx(cost)
     owner.charge_evaluation("f", 1, EVALUATION, COVERED)
-    owner.charge_evaluation("f", 1, EVALUATION, COVERED)  # sent again
     assert owner.ledger.total == pytest.approx(cost + report_cost(4.0, 2))
-    again = EVALUATION.model_copy(update={"loss": 2.0})  # measured again, with other noise
-    owner.charge_evaluation("f", 1, again, COVERED)
-    assert owner.ledger.total == pytest.approx(cost + report_cost(4.0, 4))
+
+
+def test_evaluations_that_are_equal_by_chance_are_all_charged(tmp_path: Path) -> None:
+    """Noised values are cut to their range, so many of them are exactly 0 or 1."""
+    cut = Evaluation(samples=1, loss=0.0, accuracy=1.0)
+    for version in (5, 10, 10):  # measured again after a restart, with other noise
+        allowance(tmp_path).charge_evaluation("f", version, cut, COVERED)
+    assert allowance(tmp_path).ledger.total == pytest.approx(3 * report_cost(4.0, 2))
 
 
 def test_what_is_sent_as_it_is_costs_no_epsilon_but_is_in_the_ledger(tmp_path: Path) -> None:
@@ -81,6 +85,29 @@ def test_what_is_sent_as_it_is_costs_no_epsilon_but_is_in_the_ledger(tmp_path: P
         owner.charge_trial("f", version)
     assert owner.ledger.total == 0
     assert owner.ledger.counts == {("f", "evaluation", False): 1, ("f", "trial", False): 1}
+
+
+def test_a_loss_that_goes_beside_a_noised_update_is_listed(tmp_path: Path) -> None:
+    for number in range(2):
+        allowance(tmp_path).charge_update("f", number, f"{number}", NOISED, REPORT)
+    assert allowance(tmp_path).ledger.counts == {
+        ("f", "update", True): 2,
+        ("f", "report", False): 1,
+    }
+    allowance(tmp_path).charge_update("g", 0, "0", COVERED, REPORT)
+    assert ("g", "report", False) not in allowance(tmp_path).ledger.counts
+
+
+def test_a_limit_without_the_ledger_of_earlier_work_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    allowance(tmp_path, 5.0)
+    assert caplog.text == ""
+    (tmp_path / "5d0c6a4e-0000-4000-8000-000000000000").mkdir()
+    allowance(tmp_path)
+    assert caplog.text == ""
+    allowance(tmp_path, 5.0)
+    assert "has no ledger of that" in caplog.text
 
 
 def test_updates_without_noise_make_epsilon_infinite_and_are_refused_under_a_limit(

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -106,7 +107,27 @@ def test_a_power_cut_in_a_line_loses_at_most_the_release_that_was_not_sent(
     assert ReleaseLedger(folder).total == after.total
 
 
-@pytest.mark.parametrize("line", [b"{}", b"not json", b'{"federation": "f"}'])
+def line(**changes: Any) -> bytes:
+    return json.dumps({**release(7)._asdict(), "unix_seconds": 1.0, **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{}",
+        b"[]",
+        b"",
+        b"\0" * 80,
+        b"not json",
+        b'{"federation": "f"}',
+        pytest.param(line(cost="0.25"), id="a cost that is text"),
+        pytest.param(line(cost=-0.25), id="a cost that would reduce the count"),
+        pytest.param(line(cost=math.nan), id="a cost that no limit exceeds"),
+        pytest.param(line(kind="gift"), id="an unknown kind"),
+        pytest.param(line(number="7"), id="a number that is text"),
+        pytest.param(line(federation=None), id="no federation"),
+    ],
+)
 def test_a_damaged_ledger_stops_the_client(tmp_path: Path, line: bytes) -> None:
     ReleaseLedger(tmp_path).record(UPDATE)
     with open(tmp_path / FILE, "ab") as file:
@@ -144,15 +165,103 @@ def test_two_processes_together_do_not_exceed_a_limit(tmp_path: Path) -> None:
     assert len(lines) == len({line["what"] for line in lines}) == 40
 
 
-def test_a_ledger_that_cannot_be_written_sends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_whole_line_without_its_end_is_kept(tmp_path: Path) -> None:
+    """As an editor may leave it, or a power cut just before the line's end was on the disk."""
+    ledger = ReleaseLedger(tmp_path)
+    ledger.record(release(0))
+    ledger.record(release(1))
+    os.truncate(tmp_path / FILE, (tmp_path / FILE).stat().st_size - 1)
+    assert ReleaseLedger(tmp_path).total == 0.5
+    ReleaseLedger(tmp_path).record(release(2))
+    assert ReleaseLedger(tmp_path).total == 0.75
+
+
+def test_a_ledger_that_is_removed_while_its_client_runs_stops_the_client(tmp_path: Path) -> None:
+    ledger = ReleaseLedger(tmp_path)
+    ledger.record(release(0))
+    (tmp_path / FILE).unlink()
+    with pytest.raises(StateDirError, match="removed or replaced"):
+        ledger.record(release(1))
+    assert not (tmp_path / FILE).exists(), "the owner can restore it"
+
+
+def test_an_older_copy_that_is_put_back_while_its_client_runs_stops_the_client(
+    tmp_path: Path,
 ) -> None:
     ledger = ReleaseLedger(tmp_path)
+    ledger.record(release(0))
+    copy = (tmp_path / FILE).read_bytes()
+    ledger.record(release(1))
+    (tmp_path / FILE).write_bytes(copy)
+    with pytest.raises(StateDirError, match="removed or replaced"):
+        ledger.record(release(2))
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    (tmp_path / FILE).touch()
-    with pytest.raises(StateDirError, match="No space left"):
-        ledger.record(UPDATE)
+def test_another_ledger_in_its_place_stops_the_client(tmp_path: Path) -> None:
+    ledger = ReleaseLedger(tmp_path)
+    ledger.record(release(0))
+    other = ReleaseLedger(tmp_path.parent)
+    for number in range(10, 20):
+        other.record(release(number, 0.001))
+    (tmp_path.parent / FILE).replace(tmp_path / FILE)
+    with pytest.raises(StateDirError, match="removed or replaced"):
+        ledger.record(release(1))
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from fairfleet.client.privacy.ledger import LedgerEntry, ReleaseLedger
+from fairfleet.common.errors import StateDirError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails instead, as on a full disk
+ledger = ReleaseLedger(Path(sys.argv[1]))
+ledger.record(LedgerEntry("f", "update", 0, "aa", 0.25))
+size = (Path(sys.argv[1]) / "releases.jsonl").stat().st_size
+for room in (0, 20, 5):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, resource.RLIM_INFINITY))
+    try:
+        ledger.record(LedgerEntry("f", "update", 1, "bb", 0.5))
+    except StateDirError as error:
+        assert "cannot record" in str(error), error
+    else:
+        raise SystemExit("recorded without room")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert ledger.record(LedgerEntry("f", "update", 1, "bb", 0.5))
+"""
+
+
+def test_a_full_disk_stops_a_release_and_leaves_the_ledger_whole(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], check=False, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert ReleaseLedger(tmp_path).total == 0.75
+
+
+def test_a_release_whose_record_could_not_be_synced_is_recorded_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may have dropped what it could not write, so it is not enough to sync again."""
+    ledger = ReleaseLedger(tmp_path)
+    ledger.record(release(0))
+
+    def broken(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", broken)
+        with pytest.raises(StateDirError, match="nothing is sent"):
+            ledger.record(UPDATE)
+    assert ledger.record(UPDATE), "it is new, not known from the failed try"
+    assert ReleaseLedger(tmp_path).total == 0.5
+
+
+def test_what_a_killed_process_left_is_made_durable_before_it_is_relied_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / FILE).write_bytes(line() + b"\n")  # written, but its process was killed then
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    ledger = ReleaseLedger(tmp_path)
+    assert len(synced) == 2, "its name and its content"
+    assert not ledger.record(release(7))

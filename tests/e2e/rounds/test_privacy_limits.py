@@ -77,6 +77,40 @@ def test_a_server_that_asks_for_more_than_the_limit_gets_nothing(fleet: Fleet) -
     assert not (fleet.folder / "clients" / "ann" / "releases.jsonl").exists()
 
 
+def test_a_client_whose_ledger_is_removed_sends_nothing_more(fleet: Fleet) -> None:
+    fleet.init(task=PLAIN)
+    settings = {"round__minimum_clients": 1, "round__evaluate_every": 0}
+    fleet.start_server(rounds=1000, **settings, **LOCAL)
+    fleet.start_client("ann", "--max-epsilon", "50", task=PLAIN, step_seconds=0.3)
+    until(lambda: releases(fleet, "ann") >= 1, "a release")
+    path = fleet.folder / "clients" / "ann" / "releases.jsonl"
+    path.rename(path.with_suffix(".away"))
+    before = releases(fleet, "ann")
+    assert fleet.clients["ann"].wait(30) == 3
+    assert "was removed or replaced while this client runs" in fleet.log("ann.log")
+    assert releases(fleet, "ann") - before <= 1, "the one that was recorded before, at most"
+    assert not path.exists()
+
+    path.with_suffix(".away").write_text("this is no ledger\n")
+    path.with_suffix(".away").rename(path)
+    count = releases(fleet, "ann")
+    assert fleet.start_client("ann", "--max-epsilon", "50", task=PLAIN).wait(30) == 3
+    assert "is damaged" in fleet.log("ann.log")
+    path.unlink()
+    fleet.start_client("ann", "--max-epsilon", "50", task=PLAIN, step_seconds=0.3)
+    until(lambda: releases(fleet, "ann") > count, "a release with a new count")
+    assert "has no ledger of that" in fleet.log("ann.log")
+
+
+def test_a_limit_is_refused_for_a_model_that_noise_cannot_protect(fleet: Fleet) -> None:
+    """The server is not trusted, so it does not help that servers refuse such models, too."""
+    fleet.init()
+    fleet.start_server(round__minimum_clients=1)
+    for flag in ("--max-epsilon", "--least-noise"):
+        assert fleet.start_client("ann", flag, "5").wait(30) == 2
+    assert fleet.log("ann.log").count("the model has buffers (norm.running_mean") == 2
+
+
 def test_a_limit_is_refused_where_updates_have_no_noise(fleet: Fleet) -> None:
     fleet.init(task=PLAIN)
     fleet.start_server(round__minimum_clients=1)

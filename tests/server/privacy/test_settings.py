@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fairfleet.common.privacy import model_refusal
 from fairfleet.common.tensors import Model
 from fairfleet.server.gram import Gram
-from fairfleet.server.privacy.settings import PrivacySettings, model_refusal
+from fairfleet.server.privacy.settings import PrivacySettings
 from fairfleet.server.rules import Cohort, Report, listings, recipe
 from fairfleet.server.settings import ServerSettings
 from tests.support.samples.privacy import CLIENT, SERVER

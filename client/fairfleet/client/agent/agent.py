@@ -38,7 +38,7 @@ from fairfleet.common import wire
 from fairfleet.common.errors import NotKept, TaskFailed, UsageError, WrongState
 from fairfleet.common.features import software, unknown_to_client
 from fairfleet.common.net.server_access import ServerAccess
-from fairfleet.common.privacy import PrivacyTerms, shortfall
+from fairfleet.common.privacy import PrivacyTerms, model_refusal, shortfall
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,8 @@ class Agent:
             task, budget or Budget(), self._spool, self._personal, self.counters, error_feedback
         )
         signature = task.initial_model().signature
+        if (max_epsilon is not None or least_noise) and (why := model_refusal(signature)):
+            raise UsageError(f"--max-epsilon and --least-noise cannot be kept: {why}")
         self._connection = ServerConnection(
             server, join_request(name, task, signature), self.counters
         )

@@ -15,7 +15,7 @@ from fairfleet.client.agent.introduction import federation_key
 from fairfleet.client.agent.model_cache import DAMAGED_TRANSFERS
 from fairfleet.client.agent.pauses import pauses
 from fairfleet.client.agent.server_connection import ServerConnection
-from fairfleet.client.privacy import Allowance, PrivacyBudgetSpent
+from fairfleet.client.privacy import Allowance, LedgerUnusable, PrivacyBudgetSpent
 from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common import wire
 from fairfleet.common.cli.message_json import word
@@ -43,6 +43,7 @@ FINAL = (
     JoinRefused,
     FederationChanged,
     PrivacyBudgetSpent,
+    LedgerUnusable,
 )
 
 

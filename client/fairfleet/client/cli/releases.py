@@ -50,7 +50,7 @@ def privacy(
     folder = state_dir or default_state_dir()
     files = sorted(folder.glob(f"{name or '*'}/{FILE}"))
     if not files and not as_json:
-        print(f"no client in {folder} has released anything yet")
+        print(f"no client in {folder} has recorded a release yet")
     for file in files:
         ledger = ReleaseLedger(file.parent)
         if as_json:

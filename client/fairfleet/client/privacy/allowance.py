@@ -11,8 +11,9 @@ import logging
 import math
 from dataclasses import dataclass
 from hashlib import sha256
+from secrets import token_hex
 
-from fairfleet.client.privacy.ledger import UNPROTECTED, LedgerEntry, ReleaseLedger
+from fairfleet.client.privacy.ledger import FILE, UNPROTECTED, LedgerEntry, ReleaseLedger
 from fairfleet.common.errors import FleetError, UsageError
 from fairfleet.common.privacy import PrivacyTerms
 from fairfleet.common.privacy_costs import gaussian_epsilon, report_cost, update_cost
@@ -34,6 +35,14 @@ class Allowance:
     ledger: ReleaseLedger
     max_epsilon: float | None = None  # None: no limit
     delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.max_epsilon is not None and self.ledger.is_incomplete:
+            log.warning(
+                "this client took part before, and has no ledger of that (%s): what it released "
+                "then does not count towards --max-epsilon. If the file was lost, restore it",
+                FILE,
+            )
 
     @property
     def epsilon(self) -> float:
@@ -80,21 +89,24 @@ class Allowance:
         what = _digest(digest + report.model_dump_json()) if terms.noise_multiplier else UNPROTECTED
         cost = _update_cost(terms, values)
         self._charge(LedgerEntry(federation, "update", round_number, what, cost))
+        if terms.reports is None:
+            self._charge(LedgerEntry(federation, "report", round_number, UNPROTECTED, 0.0))
 
     def charge_evaluation(
         self, federation: str, version: int, evaluation: Evaluation, terms: PrivacyTerms
     ) -> None:
         """Record an evaluation before it is reported; raise PrivacyBudgetSpent if it must not be.
 
-        Without noise it is not covered by epsilon, and recorded once.
+        Each call is charged, because each evaluation gets noise of its own, and limits on the
+        result can make two of them equal. Without noise it is not covered by epsilon, and
+        recorded once.
         """
         if terms.reports is None:
             self._charge(LedgerEntry(federation, "evaluation", version, UNPROTECTED, 0.0))
             return
         values = sum(value is not None for value in (evaluation.loss, evaluation.accuracy))
-        what = _digest(evaluation.model_dump_json())
         cost = report_cost(terms.reports.noise_multiplier, values)
-        self._charge(LedgerEntry(federation, "evaluation", version, what, cost))
+        self._charge(LedgerEntry(federation, "evaluation", version, token_hex(16), cost))
 
     def charge_trial(self, federation: str, round_number: int) -> None:
         """Record losses of a proposed step, which never have noise."""

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from filelock import lock_descriptor
 
@@ -27,8 +29,12 @@ from fairfleet.common.errors import StateDirError
 log = logging.getLogger(__name__)
 
 FILE = "releases.jsonl"
-Kind = Literal["update", "evaluation", "trial"]
+Kind = Literal["update", "report", "evaluation", "trial"]
 UNPROTECTED = "without noise"  # the `what` of a kind of release that is sent as it is
+
+
+class LedgerUnusable(StateDirError):
+    """The ledger is damaged, gone or cannot be written, so nothing may be released."""
 
 
 class LedgerEntry(NamedTuple):
@@ -37,7 +43,7 @@ class LedgerEntry(NamedTuple):
     federation: str  # its id, or the name that an older server gives
     kind: Kind
     number: int  # of the round or the model's version
-    what: str  # a digest of what is sent, the same whenever the same is sent again
+    what: str  # with the number, the same only if the same is sent again
     cost: float  # (sensitivity / noise)^2; inf: without noise; 0: not covered by epsilon
 
 
@@ -45,11 +51,14 @@ class ReleaseLedger:
     """All releases so far, in a file that only grows."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the ledger of a client's folder; raise StateDirError if it is damaged."""
+        """Read the ledger of a client's folder; raise LedgerUnusable if it is damaged."""
         self._path, self._lock = folder / FILE, threading.Lock()
         self._read_bytes = 0
-        self._known: set[tuple[str, Kind, str]] = set()
+        self._last_line = b""  # of those that were read or written
+        self._known: set[tuple[str, Kind, int, str]] = set()
         self.costs: defaultdict[str, float] = defaultdict(float)  # by federation
+        # Whether this client has worked here before: what it released then is not counted.
+        self.is_incomplete = not self._path.exists() and any(map(Path.is_dir, folder.glob("*")))
         self.counts: Counter[tuple[str, Kind, bool]] = Counter()  # the last: with noise
         if self._path.exists():
             with self._opened():
@@ -66,7 +75,7 @@ class ReleaseLedger:
         """Make a release durable; return whether it is new, not a repetition of the same bytes.
 
         `check` gets the total cost that includes a new release. If it raises, nothing is recorded,
-        and the release must not be sent. Raises StateDirError if the ledger cannot be written.
+        and the release must not be sent. Raises LedgerUnusable if the ledger cannot be written.
         """
         if _key(release) in self._known:
             return False
@@ -74,69 +83,115 @@ class ReleaseLedger:
             if _key(release) in self._known:  # recorded by another process meanwhile
                 return False
             check(self.total + release.cost)
-            line = json.dumps({**release._asdict(), "unix_seconds": round(time.time(), 3)})
-            self._append(file, line.encode() + b"\n")
-            self._add(release)
+            text = json.dumps({**release._asdict(), "unix_seconds": round(time.time(), 3)})
+            line = text.encode() + b"\n"
+            self._append(file, line)
+            self._add(release, line)
         return True
 
-    def _append(self, file: BinaryIO, line: bytes) -> None:
+    def _append(self, file: FileIO, line: bytes) -> None:
+        """Write the rest of a line and make it durable; nothing of it stays if that fails."""
         try:
-            file.write(line)
-            file.flush()
+            left = memoryview(line)
+            while left:  # a disk that is nearly full takes a part of it
+                left = left[file.write(left) :]
             os.fsync(file.fileno())
         except OSError as error:
-            raise StateDirError(
+            with suppress(OSError):
+                # Otherwise a second try would find the line, and take it for durable.
+                file.truncate(self._read_bytes)
+            raise LedgerUnusable(
                 f"cannot record in {self._path} what leaves this machine ({error.strerror}), so "
                 "nothing is sent. Make room on the disk and restart the client."
             ) from error
-        self._read_bytes += len(line)
 
     @contextmanager
-    def _opened(self) -> Iterator[BinaryIO]:
+    def _opened(self) -> Iterator[FileIO]:
         """Open and lock the file, after reading what other processes appended."""
+        flags = os.O_RDWR | os.O_APPEND | (0 if self._read_bytes else os.O_CREAT)
         try:
-            is_new = not self._path.exists()
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-            file = open(os.open(self._path, flags, 0o600), "r+b")  # noqa: SIM115  # closed below
+            # Without a buffer: closing the file after a failed write would write again.
+            descriptor = os.open(self._path, flags, 0o600)
+            file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115  # closed below
         except OSError as error:
-            raise StateDirError(
+            if self._read_bytes and isinstance(error, FileNotFoundError):
+                raise self._replaced() from error
+            raise LedgerUnusable(
                 f"cannot open {self._path}: {error.strerror}. This client records there what "
                 "leaves the machine; give it a --state-dir that it can write to."
             ) from error
         with file:
             lock_descriptor(file.fileno())
-            if is_new:
+            if not self._read_bytes:  # a process that made the file may have been killed then
                 fsync_path(self._path.parent)
             self._read(file)
             yield file
 
-    def _read(self, file: BinaryIO) -> None:
-        file.seek(self._read_bytes)
-        complete, newline, rest = file.read().rpartition(b"\n")
-        if rest:
-            # A power cut left a part of a line. Its release was not sent: that waits for the fsync.
-            file.truncate(self._read_bytes + len(complete) + len(newline))
+    def _replaced(self) -> LedgerUnusable:
+        return LedgerUnusable(
+            f"{self._path} was removed or replaced while this client runs, so nothing is sent. "
+            "Restore it and restart the client. Without it, the count starts at zero."
+        )
+
+    def _read(self, file: FileIO) -> None:
+        file.seek(self._read_bytes - len(self._last_line))
+        found = file.readall()
+        if not found.startswith(self._last_line):
+            raise self._replaced()
+        complete, newline, rest = found[len(self._last_line) :].rpartition(b"\n")
+        if complete:
+            os.fsync(file.fileno())  # its writer may have been killed before it did that
         for line in complete.split(b"\n") if newline else ():
-            self._add(self._parsed(line))
-        self._read_bytes += len(complete) + len(newline)
-        file.seek(0, os.SEEK_END)
+            self._add(self._parsed(line), line + b"\n")
+        if rest:
+            self._repair_end(file, rest)
+
+    def _repair_end(self, file: FileIO, rest: bytes) -> None:
+        """Remove a part of a line that a power cut or a full disk left; end a whole one.
+
+        The release of a part was not sent: that waits for the fsync.
+        """
+        try:
+            entry = _entry(rest)
+        except ValueError:
+            file.truncate(self._read_bytes)
+        else:
+            self._append(file, b"\n")
+            self._add(entry, rest + b"\n")
 
     def _parsed(self, line: bytes) -> LedgerEntry:
         try:
-            fields = json.loads(line)
-            return LedgerEntry(**{name: fields[name] for name in LedgerEntry._fields})
-        except (ValueError, KeyError, TypeError):
-            raise StateDirError(
+            return _entry(line)
+        except ValueError:
+            raise LedgerUnusable(
                 f"{self._path} is damaged: it has the line {line[:80]!r}. Restore it from a "
                 "backup. Without it, nobody knows how much this machine has released; moving it "
                 "away starts the count at zero."
             ) from None
 
-    def _add(self, release: LedgerEntry) -> None:
+    def _add(self, release: LedgerEntry, line: bytes) -> None:
+        self._read_bytes += len(line)
+        self._last_line = line
         self._known.add(_key(release))
         self.costs[release.federation] += release.cost
         self.counts[release.federation, release.kind, release.what != UNPROTECTED] += 1
 
 
-def _key(release: LedgerEntry) -> tuple[str, Kind, str]:
-    return release.federation, release.kind, release.what
+def _key(release: LedgerEntry) -> tuple[str, Kind, int, str]:
+    number = 0 if release.what == UNPROTECTED else release.number
+    return release.federation, release.kind, number, release.what
+
+
+def _entry(line: bytes) -> LedgerEntry:
+    """Return the release that a line of the file records; raise ValueError if it is damaged."""
+    fields: Any = json.loads(line)
+    try:
+        entry = LedgerEntry(**{name: fields[name] for name in LedgerEntry._fields})
+    except (KeyError, TypeError) as error:
+        raise ValueError("a field is missing") from error
+    texts_fit = all(isinstance(text, str) for text in (entry.federation, entry.what))
+    if not texts_fit or entry.kind not in get_args(Kind) or type(entry.number) is not int:
+        raise ValueError("a field has another type")
+    if type(entry.cost) not in (int, float) or math.isnan(entry.cost) or entry.cost < 0:
+        raise ValueError("the cost is not a number of at least 0")
+    return entry

@@ -17,6 +17,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from fairfleet.common.errors import TaskFailed, UsageError
+from fairfleet.common.privacy import model_refusal
 from fairfleet.common.tensors import Model, Vector
 from fairfleet.common.training_plan import Plan
 from fairfleet.lab.simulation.behaviour import FleetBehaviour
@@ -48,7 +49,7 @@ from fairfleet.server.aggregation.history import History
 from fairfleet.server.aggregation.participation import ParticipationBook
 from fairfleet.server.aggregation.results import AggregatedStep, ServerState
 from fairfleet.server.aggregation.staging import StagedStep, layer_sizes, stage_step, uses_history
-from fairfleet.server.privacy.settings import ServerNoise, model_refusal
+from fairfleet.server.privacy.settings import ServerNoise
 from fairfleet.server.rounds.attendance import AttendanceBook
 from fairfleet.server.rounds.selection import POLICIES, Candidate
 from fairfleet.server.rounds.verification import Losses

@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 
 from fairfleet.common.errors import UsageError, WrongState
-from fairfleet.common.privacy import NO_TERMS, PrivacyTerms, shortfall
+from fairfleet.common.privacy import NO_TERMS, PrivacyTerms, model_refusal, shortfall
 from fairfleet.common.privacy_costs import largest_cost
 from fairfleet.common.reports import Evaluation, TrainReport
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.privacy import accountant, release_queries
 from fairfleet.server.privacy.accountant import PrivacySpent, SampledRelease
-from fairfleet.server.privacy.settings import PrivacySettings, model_refusal
+from fairfleet.server.privacy.settings import PrivacySettings
 from fairfleet.server.rules import Recipe
 from fairfleet.server.storage.queries import Write
 from fairfleet.server.storage.store import Store

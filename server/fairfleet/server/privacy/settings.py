@@ -32,7 +32,7 @@ from fairfleet.common.privacy import (
     clip,
 )
 from fairfleet.common.privacy_costs import REPLACED, report_cost, update_cost
-from fairfleet.common.tensors import Section, Signature, Vector
+from fairfleet.common.tensors import Vector
 from fairfleet.server.aggregation.admission import AdmissionSettings
 from fairfleet.server.privacy.accountant import SampledRelease
 from fairfleet.server.rounds.selection import Selection
@@ -261,19 +261,3 @@ def refusal(
             "no client. Use round.selection: uniform, or leave privacy.amplification out."
         )
     return None
-
-
-def model_refusal(signature: Signature) -> str | None:
-    """Return why a model cannot be trained with privacy; None if it can."""
-    names = [
-        tensor.name
-        for section in (Section.BUFFERS, Section.COUNTERS)
-        for tensor, _ in signature.spans(section)
-    ]
-    if not names:
-        return None
-    return (
-        f"the model has buffers ({', '.join(names[:3])}{', …' if len(names) > 3 else ''}), which "
-        "are averaged without clipping or noise: privacy would not cover them. Use layers without "
-        "running statistics, such as GroupNorm or LayerNorm instead of BatchNorm."
-    )
