@@ -70,6 +70,12 @@ def test_a_client_that_leaves_while_training_is_lost_and_an_idle_one_is_gone() -
     assert view.clients["c"].doing is ClientActivity.GONE
 
 
+def test_a_client_that_retires_is_not_gone() -> None:
+    view = view_after(start(), *joined(*NAMES), began(0, "a", "b"))
+    gone = pb.ClientGone(client="a", reason="spent", connected=2, retired=True)
+    assert fold(view, event(0, client_gone=gone)).clients["a"].doing is ClientActivity.RETIRED
+
+
 def test_a_commit_counts_the_round_and_marks_dropped_clients_as_lost() -> None:
     view = view_after(start(), *joined(*NAMES), began(0, *NAMES), committed(0, "c"))
     assert view.status.version == 1

@@ -32,6 +32,10 @@ RECORD = pb.RoundRecord(
             {"client_gone": pb.ClientGone(client="ann", reason="left", connected=2)},
             "ann is gone (left); 2 connected",
         ),
+        (
+            {"client_gone": pb.ClientGone(client="ann", reason="spent", connected=2, retired=True)},
+            "ann has retired (spent); 2 connected",
+        ),
         ({"round_started": pb.RoundStarted(clients=["ann"])}, "round 4: 1 client selected"),
         (
             {"round_started": pb.RoundStarted(clients=["ann", "bob"], attempt=1)},

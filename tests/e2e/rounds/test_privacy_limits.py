@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from fairfleet.client.privacy import LedgerEntry, ReleaseLedger
 from fairfleet.common.privacy_costs import gaussian_epsilon, update_cost
 from fairfleet.proto.v1 import operator_pb2 as pb
-from tests.support.fleet import Fleet, until
+from tests.support.fleet import Fleet, free_port, until
+from tests.support.scraping import get, scrape, series
 
 LOCAL = {"privacy__where": "client", "privacy__clip": 1.0, "privacy__noise_multiplier": 2.0}
 PLAIN = "plain"  # this task's model has no buffers
@@ -29,6 +33,13 @@ def releases(fleet: Fleet, client: str) -> int:
     """Return how many updates of a client the server was sent."""
     rows = fleet.query(f"select count(*) from releases where client = '{client}'")
     return int(rows[0][0])
+
+
+def on_the_page(port: int, client: str) -> tuple[str, str]:
+    """Return a client's state on the page, and why it is not selected."""
+    state = json.loads(get(f"http://127.0.0.1:{port}/api/state")[1])
+    row = {row["client"]: row for row in state["clients"]}[client]
+    return row["state"], row["not_selected_because"]
 
 
 def ledger(fleet: Fleet, client: str) -> list[dict[str, Any]]:
@@ -77,6 +88,7 @@ def test_a_server_that_asks_for_more_than_the_limit_gets_nothing(fleet: Fleet) -
     assert not (fleet.folder / "clients" / "ann" / "releases.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_client_whose_ledger_is_removed_sends_nothing_more(fleet: Fleet) -> None:
     fleet.init(task=PLAIN)
     settings = {"round__minimum_clients": 1, "round__evaluate_every": 0}
@@ -120,6 +132,70 @@ def test_a_limit_is_refused_where_updates_have_no_noise(fleet: Fleet) -> None:
     assert fleet.query("select count(*) from updates") == [(0,)]
 
 
+@pytest.mark.slow
+def test_a_federation_whose_clients_retired_is_held_and_says_why(fleet: Fleet) -> None:
+    limit, port = ("--max-epsilon", f"{spent(1) + 0.01}"), free_port()
+    settings = {"rounds": 1000, "round__minimum_clients": 2, "http__port": port, **LOCAL}
+    fleet.init(task=PLAIN)
+    fleet.start_server(**settings)
+    events = fleet.watch()
+    for name, flags in (("ann", limit), ("bob", limit), ("cat", ())):
+        fleet.start_client(name, *flags, task=PLAIN)
+    assert [fleet.clients[name].wait(30) for name in ("ann", "bob")] == [0, 0]
+    why = "2 of 3 clients have retired, by their owners' limits on epsilon; 1 can still train"
+    until(lambda: why in fleet.status().held_because, "the federation to be held")
+    assert f"no round begins: {why}" in fleet.log("server.log")
+    until(
+        lambda: any(why in event.federation_paused.reason for event in events), "watchers to see it"
+    )
+    gone = [event.client_gone for event in events if event.HasField("client_gone")]
+    assert {change.client for change in gone if change.retired} == {"ann", "bob"}
+    assert why in " ".join(fleet.run("status", "--server", fleet.address).stdout.split())
+    assert fleet.run("resume", "--server", fleet.address).returncode != 0
+    metrics = scrape(port)
+    assert metrics[series("fairfleet_clients", state="retired")] == 2
+    assert metrics[series("fairfleet_clients", state="gone")] == 0
+    assert on_the_page(port, "ann") == (
+        "retired",
+        "its privacy budget is spent, by its owner's limit",
+    )
+
+    fleet.kill_server()
+    fleet.start_server(**settings)
+    until(lambda: why in fleet.status().held_because, "a restarted server to be held")
+    assert scrape(port)[series("fairfleet_clients", state="retired")] == 2
+    assert on_the_page(port, "bob")[0] == "retired"
+
+    version = fleet.version()
+    fleet.start_client("ann", task=PLAIN)  # its owner gives up the limit
+    fleet.wait_for_version(version + 2)
+    assert fleet.status().held_because == ""
+    assert "rounds can begin again" in fleet.log("server.log")
+
+
+@pytest.mark.slow
+def test_a_client_that_retires_in_mid_round_does_not_leave_the_others_waiting_forever(
+    fleet: Fleet,
+) -> None:
+    """Its budget goes while it trains: another federation uses the same data, and the ledger."""
+    fleet.init(task=PLAIN)
+    settings = {"round__minimum_clients": 2, "round__longest_wait_seconds": 2}
+    fleet.start_server(rounds=1000, round__deadline_seconds=1, **settings, **LOCAL)
+    fleet.start_client("ann", task=PLAIN)
+    fleet.start_client("bob", "--max-epsilon", "50", task=PLAIN, step_seconds=1)
+    until(lambda: fleet.status().received, "ann's update")
+    other = LedgerEntry("another federation", "update", 0, "aa", 1e6)
+    assert ReleaseLedger(fleet.folder / "clients" / "bob").record(other)
+    assert fleet.clients["bob"].wait(30) == 0
+    assert releases(fleet, "bob") == 0, "its update was not even announced"
+    why = "1 of 2 clients have retired, by their owners' limits on epsilon"
+    until(lambda: why in fleet.log("server.log"), "the reason")
+    assert fleet.clients["ann"].wait(30) == 0
+    assert "1 of at least 2 are connected; gave up" in fleet.status().finished_reason
+    assert fleet.version() == 1, "the update that was there counts"
+
+
+@pytest.mark.slow
 def test_exhausted_clients_retire_one_by_one_on_the_server(fleet: Fleet) -> None:
     settings = {**LOCAL, "privacy__max_epsilon": spent(4) + 0.01, "round__minimum_clients": 1}
     settings |= {"rounds": 1000, "round__evaluate_every": 0}

@@ -108,7 +108,10 @@ HAPPENINGS = st.sampled_from(
             event(k, verification_started=pb.VerificationStarted(clients=CLIENTS))
         ),
         lambda picture, k: picture.compare(
-            {CLIENTS[k % 3]}, {CLIENTS[k % 2]} if k > 20 else set(), finished=k > 25
+            {CLIENTS[k % 3]},
+            {CLIENTS[k % 2]} if k > 20 else set(),
+            {CLIENTS[2]: "spent"} if k > 15 else {},
+            finished=k > 25,
         ),
         lambda picture, k: picture.evaluated(served(k, ann=0.1 * (k % 9), bob=None), 7.0),
         lambda picture, k: picture.forget_history() if k % 5 == 0 else None,
@@ -237,10 +240,10 @@ def test_after_a_restart_a_selected_client_is_shown_as_training_only_once_it_is_
     picture = DashboardState()
     picture.set("ann", state="gone")
     picture.observe(event(round_started=pb.RoundStarted(clients=["ann"])))
-    picture.compare(set(), set(), finished=False)
+    picture.compare(set(), set(), {}, finished=False)
     assert (row(picture, "ann")["state"], row(picture, "ann")["connected"]) == ("gone", False)
     picture.observe(joined("ann"))
-    picture.compare({"ann"}, set(), finished=False)
+    picture.compare({"ann"}, set(), {}, finished=False)
     assert (row(picture, "ann")["state"], row(picture, "ann")["connected"]) == ("training", True)
 
 
@@ -268,11 +271,30 @@ def test_a_client_that_tries_a_step_is_shown_as_verifying_and_the_round_has_the_
     ) == (1, 0.75, 0.5, 2)
 
 
+def test_a_retired_client_is_not_gone_and_takes_part_again_when_it_joins() -> None:
+    picture = DashboardState()
+    picture.observe(joined("ann"))
+    gone = pb.ClientGone(client="ann", reason="its budget is spent", retired=True)
+    picture.observe(event(client_gone=gone))
+    shown = row(picture, "ann")
+    assert (shown["state"], shown["not_selected_because"]) == ("retired", "its budget is spent")
+    picture.observe(joined("ann"))
+    assert row(picture, "ann")["state"] == "idle"
+
+
+def test_a_client_that_retired_in_an_earlier_run_of_the_server_is_shown_so() -> None:
+    picture = DashboardState()
+    picture.set("ann", state="gone")
+    picture.compare(set(), set(), {"ann": "its budget is spent"}, finished=True)
+    shown = row(picture, "ann")
+    assert (shown["state"], shown["not_selected_because"]) == ("retired", "its budget is spent")
+
+
 def test_a_revoked_client_has_no_streak() -> None:
     picture = DashboardState()
     picture.observe(joined("bob"))
     picture.committed(record(0), step("bob"))
-    picture.compare({"bob"}, {"bob"}, finished=False)
+    picture.compare({"bob"}, {"bob"}, {}, finished=False)
     assert (row(picture, "bob")["state"], row(picture, "bob")["streak"]) == ("revoked", 0)
     assert picture.conflicts.longest_streak(CLIENTS) == 0
 

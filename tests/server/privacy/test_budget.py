@@ -178,6 +178,21 @@ def test_each_client_stops_at_its_own_limit_and_the_others_go_on(tmp_path: Path)
     store.close()
 
 
+def test_clients_that_their_owners_retired_are_counted_with_those_that_may_return(
+    tmp_path: Path,
+) -> None:
+    store = new_store(tmp_path)
+    budget = PrivacyBudget(store, PrivacySettings(**CLIENT), UNIFORM)
+    announce(budget, "bob", 0, b"1")
+    assert budget.too_many_retired(["ann"], {}, (), minimum=3) == "", "they are waited for"
+    assert budget.too_many_retired(["cat"], {"ann": "spent"}, (), minimum=2) == "", "bob may return"
+    why = budget.too_many_retired(["cat"], {"ann": "spent"}, ["bob"], minimum=2)
+    assert "1 of 2 clients have retired" in why
+    assert "1 can still train, and a round needs 2" in why
+    assert budget.too_many_retired([], {"ann": "spent"}, ["ann"], minimum=2) == "", "revoked"
+    store.close()
+
+
 def test_without_an_exhausted_client_too_few_are_waited_for(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     budget = PrivacyBudget(store, PrivacySettings(**CLIENT, max_epsilon=50.0), UNIFORM)

@@ -254,6 +254,8 @@ def _after_membership(view: FleetView, change: pb.ClientJoined | pb.ClientGone) 
     if isinstance(change, pb.ClientJoined):
         changes = {"device": change.device, "samples": change.train_samples}
         changes["doing"] = ClientActivity.IDLE
+    elif change.retired:
+        changes = {"doing": ClientActivity.RETIRED}
     else:
         previous = view.clients.get(change.client)
         was_busy = previous is not None and previous.doing in BUSY

@@ -55,7 +55,8 @@ def _membership(change: pb.ClientJoined | pb.ClientGone) -> str:
     if isinstance(change, pb.ClientJoined):
         samples = count(change.train_samples, "sample")
         return f"{change.client} joined with {samples}; {change.connected} connected"
-    return f"{change.client} is gone ({short(change.reason)}); {change.connected} connected"
+    what = "has retired" if change.retired else "is gone"
+    return f"{change.client} {what} ({short(change.reason)}); {change.connected} connected"
 
 
 def _round_started(number: int, started: pb.RoundStarted) -> str:

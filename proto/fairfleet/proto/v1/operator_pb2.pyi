@@ -162,7 +162,7 @@ class StatusResponse(google.protobuf.message.Message):
     """the server's, for people to read"""
     held_because: builtins.str
     """Why no round begins although no operator paused the federation, for people to read: a stopping
-    rule can never apply. It ends when the setting that the text names is changed.
+    rule can never apply, or too many clients have retired. The text says what ends it.
     """
     measure_direction: fairfleet.proto.v1.fleet_pb2.Direction.ValueType
     """of `measure`"""
@@ -387,17 +387,21 @@ class ClientGone(google.protobuf.message.Message):
     CLIENT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     CONNECTED_FIELD_NUMBER: builtins.int
+    RETIRED_FIELD_NUMBER: builtins.int
     client: builtins.str
     reason: builtins.str
     connected: builtins.int
+    retired: builtins.bool
+    """its owner's limit on epsilon is reached: it takes part no more"""
     def __init__(
         self,
         *,
         client: builtins.str = ...,
         reason: builtins.str = ...,
         connected: builtins.int = ...,
+        retired: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "connected", b"connected", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "connected", b"connected", "reason", b"reason", "retired", b"retired"]) -> None: ...
 
 Global___ClientGone: typing_extensions.TypeAlias = ClientGone
 

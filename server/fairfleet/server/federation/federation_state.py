@@ -162,7 +162,7 @@ class FederationState:
     @property
     def held_because(self) -> str:
         """Why no round begins although no operator paused; empty if rounds may begin."""
-        return self._runner.scheduler.held_because if self._runner.is_held else ""
+        return self._runner.held_because if self._runner.is_held else ""
 
     # ---- clients -------------------------------------------------------------------------------
 
@@ -209,3 +209,8 @@ class FederationState:
     def retired(self) -> Mapping[str, str]:
         """The clients that their owners retired, with the reason."""
         return self._runner.retired
+
+    @property
+    def exhausted(self) -> Set[str]:
+        """The clients whose privacy budget here is spent."""
+        return self.privacy_budget.exhausted() if self.privacy_budget else frozenset()

@@ -35,11 +35,11 @@ class OperatorControl:
     async def resume(self, *writes: Write) -> None:
         """Begin rounds again.
 
-        Raises WrongState while a stopping rule that can never apply keeps rounds from beginning:
-        the federation goes on when the server is restarted with other settings.
+        Raises WrongState while something else keeps rounds from beginning: a stopping rule that
+        can never apply, or too many clients that retired.
         """
         if self._runner.is_held:
-            raise WrongState(f"cannot resume: {self._runner.scheduler.held_because}")
+            raise WrongState(f"cannot resume: {self._runner.held_because}")
         self._runner.emit(federation_resumed=pb.FederationResumed())
         await self._runner.record(state_machine.Resumed(), writes=writes)
 

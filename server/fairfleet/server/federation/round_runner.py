@@ -121,7 +121,7 @@ class RoundRunner:
         self._exhausted = set[str]()  # clients whose spent budget was logged
         self.lock = asyncio.Lock()
         self.round = Round(0)
-        self.is_held = False  # a stopping rule that can never apply keeps rounds from beginning
+        self.is_held = False  # no round begins, for the reason `held_because`
         self.stopping = False  # the server is shutting down: it begins nothing new
         self.drained = asyncio.Event()  # the federation is finished, and no client is connected
         self.evaluation = pb.EvaluationFinished()  # the counts of the evaluation under way
@@ -306,13 +306,30 @@ class RoundRunner:
                 self.events.emit(before.number, evaluation_finished=self.evaluation)
                 self.evaluation = pb.EvaluationFinished()  # the next one may select nobody
 
+    @property
+    def held_because(self) -> str:
+        """Why no round begins although no operator paused; empty if rounds may begin.
+
+        A stopping rule can never apply, or too many clients have retired.
+        """
+        if self.scheduler.held_because or self.privacy_budget is None or not self.retired:
+            return self.scheduler.held_because
+        connected = [session.client for session in self.sessions.all()]
+        return self.privacy_budget.too_many_retired(
+            connected, self.retired, self.revoked, self._minimum_clients
+        )
+
     def _announce_hold(self) -> None:
-        """Say once that no round begins any more, and why."""
+        """Say once that no round begins any more, and why; and when rounds begin again."""
         waits = self.round.phase is Phase.WAITING and not self.round.asked
-        reason = self.scheduler.held_because if waits else ""
+        reason, about = self.held_because if waits else "", {"round": self.round.number}
         if reason and not self.is_held:
-            log.error("no round begins: %s", reason, extra={"round": self.round.number})
+            log.error("no round begins: %s", reason, extra=about)
             self.emit(federation_paused=pb.FederationPaused(reason=reason))
+        elif self.is_held and not reason and self.round.phase is not Phase.FINISHED:
+            log.info("rounds can begin again", extra=about)
+            if not self.round.paused:
+                self.emit(federation_resumed=pb.FederationResumed())
         self.is_held = bool(reason)
 
     def _send_early(self, publication: PublishedModel, decision: Decision) -> None:

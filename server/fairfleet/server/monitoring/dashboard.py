@@ -133,7 +133,10 @@ class Dashboard:
         sessions = federation.sessions()
         connected = {session.client for session in sessions}
         self.state.compare(
-            connected, federation.revoked, finished=round_number.phase is Phase.FINISHED
+            connected,
+            federation.revoked,
+            {**dict.fromkeys(federation.exhausted, ""), **federation.retired},
+            finished=round_number.phase is Phase.FINISHED,
         )
         for session in sessions:
             obstacle, member = federation.not_selected_because(session), session.member

@@ -25,7 +25,7 @@ ROUNDS = 200  # entries shown; the database has all of them
 EVALUATIONS = 400
 HEADLINES = 200
 BUSY = ("training", "delivered", "verifying", "evaluating")
-AWAY = ("gone", "revoked")  # states that a client leaves only by joining
+AWAY = ("gone", "revoked", "retired")  # states that a client leaves only by joining
 OF_HISTORY = (  # fields of a client's row
     *("updates", "last_round", "accuracy", "loss", "measures", "evaluated", "failure"),
     *("coefficient", "cosine", "conflicts", "streak"),
@@ -39,7 +39,7 @@ class ClientRow:
 
     client: str
     revision: int = 0
-    # gone, revoked, idle, one of BUSY, lost (missed by its round), or done (all is finished)
+    # gone, revoked, retired, idle, one of BUSY, lost (missed by its round), or done (all is over)
     state: str = "gone"
     connected: bool = False
     device: str = ""
@@ -116,10 +116,18 @@ class DashboardState:
         self.revision += 1
         self._rebuilt = self.revision
 
-    def compare(self, connected: Set[str], revoked: Set[str], *, finished: bool) -> None:
-        """Update rows for which there is no event, from the sets of connected and revoked clients.
+    def compare(
+        self,
+        connected: Set[str],
+        revoked: Set[str],
+        retired: Mapping[str, str],
+        *,
+        finished: bool,
+    ) -> None:
+        """Update rows for which there is no event, from sets of clients.
 
-        A client that disconnects after the last round causes no event, for example.
+        A client that disconnects after the last round causes no event, for example. `retired` has
+        the reasons of the clients' owners.
         """
         for row in self._clients.values():
             if row.connected != (row.client in connected):
@@ -127,6 +135,9 @@ class DashboardState:
             if row.client in revoked and (row.state != "revoked" or row.streak):
                 self.conflicts.forget([row.client])
                 self.set(row.client, state="revoked", streak=0)
+            elif row.client in retired and row.state == "gone":
+                reason = retired[row.client] or row.not_selected_because
+                self.set(row.client, state="retired", not_selected_because=reason)
             elif finished and not row.connected and row.state in ("idle", *BUSY):
                 self.set(row.client, state="done")
 
@@ -163,9 +174,7 @@ class DashboardState:
             case "client_joined":
                 self._joined(fields, event.unix_seconds)
             case "client_gone":
-                self._owed.pop(fields.client, None)
-                state = "revoked" if fields.reason == "revoked" else "gone"
-                self.set(fields.client, state=state, seen_unix=event.unix_seconds)
+                self._gone(fields, event.unix_seconds)
             case "round_started":
                 self._ask_to_train(fields.clients, event.round)
             case "update_received" | "step_tried":
@@ -187,6 +196,12 @@ class DashboardState:
             device=joined.device,
             samples=joined.train_samples,
         )
+
+    def _gone(self, gone: pb.ClientGone, unix_seconds: float) -> None:
+        self._owed.pop(gone.client, None)
+        state = "revoked" if gone.reason == "revoked" else "retired" if gone.retired else "gone"
+        changes = {"not_selected_because": gone.reason} if gone.retired else {}
+        self.set(gone.client, state=state, seen_unix=unix_seconds, **changes)
 
     def _ask_to_train(self, clients: Iterable[str], round_number: int) -> None:
         self._ask(clients, "training")

@@ -176,7 +176,8 @@ class Monitor:
 
     def _show(self, history: RecordedHistory, *, live: bool = False) -> None:
         """Show what is recorded; with `live`, the clients' states are known from events."""
-        for client in history.updates.keys() | history.heard.keys() | history.revoked:
+        retired = self._federation.retired.keys()
+        for client in history.updates.keys() | history.heard.keys() | history.revoked | retired:
             self._show_client(client, history, live=live)
         for evaluation, unix in zip(history.evaluations, history.evaluated_unix, strict=True):
             self.metrics.evaluation = evaluation

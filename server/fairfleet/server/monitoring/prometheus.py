@@ -249,14 +249,16 @@ class Metrics(Collector):
     def _clients(self) -> dict[str, int]:
         connected = {session.client for session in self._state.sessions()}
         revoked = self._state.revoked
+        retired = (self._state.retired.keys() | self._state.exhausted) - connected - revoked
         doing = Tally(self._state.activity(client) for client in connected)
         return {
             "idle": doing[""],
             "training": doing["train"],
             "verifying": doing["verify"],
             "evaluating": doing["evaluate"],
-            "gone": len(self.seen - connected - revoked),
+            "gone": len(self.seen - connected - revoked - retired),
             "revoked": len(revoked),
+            "retired": len(retired),
         }
 
     def _descent(self) -> Iterator[Metric]:

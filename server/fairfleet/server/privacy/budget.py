@@ -235,6 +235,35 @@ class PrivacyBudget:
             f"round needs {minimum}"
         )
 
+    def too_many_retired(
+        self,
+        connected: Iterable[str],
+        retired: Collection[str],
+        revoked: Collection[str],
+        minimum: int,
+    ) -> str:
+        """Return why no round can begin after clients' owners retired them; empty if one can.
+
+        Clients that are away count as able to train, since they can return.
+        """
+        with self._lock:
+            known = (self._costs.keys() | set(connected) | set(retired)) - set(revoked)
+        left = [client for client in known if client not in retired and self.may_train(client)]
+        own = sum(client in retired for client in known)
+        if len(left) >= minimum or not own:
+            return ""
+        return (
+            f"{own} of {len(known)} clients have retired, by their owners' limits on epsilon; "
+            f"{len(left)} can still train, and a round needs {minimum}. Rounds begin again when "
+            "other clients join, or when an owner gives a larger --max-epsilon"
+        )
+
+    def exhausted(self) -> set[str]:
+        """Return the clients that are not selected to train any more."""
+        with self._lock:
+            clients = list(self._costs)
+        return {client for client in clients if not self.may_train(client)}
+
     def reason_to_end(self, drawn: int, among: int) -> str | None:
         """Return why a random draw of another round would exceed the budget; None if it would not.
 

@@ -47,7 +47,7 @@ class Departures:
             self._sessions.remove(session)  # as it was told to: nobody needs to hear of it
             self._runner.check_drained()
             return
-        self.disconnect(session, reason)
+        self.disconnect(session, reason, retired=for_good)
         if for_good:
             self._runner.assignments.release([session.client])
             await self._runner.record(state_machine.ClientRetired(session.client))
@@ -67,15 +67,23 @@ class Departures:
         else:
             runner.retired[client] = reason
 
-    def disconnect(self, session: Session, reason: str) -> None:
+    def disconnect(self, session: Session, reason: str, *, retired: bool = False) -> None:
         """End a session and announce it; the round is not affected."""
         client, number = session.client, self._runner.round.number
         self._sessions.remove(session)
         self._runner.upload_registry.drop_late(client, number)
         self._runner.assignments.wake(client)
         about = {"client": client, "round": number}
-        log.info("client %s is gone: %s", client, short(reason), extra=about)
-        gone = pb.ClientGone(client=client, reason=reason, connected=len(self._sessions))
+        log.info(
+            "client %s %s: %s",
+            client,
+            "has retired" if retired else "is gone",
+            short(reason),
+            extra=about,
+        )
+        gone = pb.ClientGone(
+            client=client, reason=reason, connected=len(self._sessions), retired=retired
+        )
         self._runner.emit(client_gone=gone)
 
 

@@ -24,8 +24,8 @@ let rows = [];
 let wanted = "";
 
 function standing(row) {
-  const excluded = row.connected && row.not_selected_because;
-  return h("span", { class: `state ${row.state}`, title: excluded || "" }, h("i"), excluded ? `${row.state}, not selected` : row.state);
+  const excluded = row.connected && row.not_selected_because, title = excluded || (row.state === "retired" ? row.not_selected_because : "");
+  return h("span", { class: `state ${row.state}`, title }, h("i"), excluded ? `${row.state}, not selected` : row.state);
 }
 
 function served(row) {
