@@ -1,4 +1,4 @@
-"""Print the table of cheating clients in docs/explanation/security.md.
+"""Print the table of cheating clients in docs/explanation/admission.md.
 
 One client of ten cheats, with and without admission:
 

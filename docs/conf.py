@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from docs.generate.outside import site_text, write_pages  # noqa: E402
+from docs.generate.outside import PAGES, site_text, write_pages  # noqa: E402
 
 _project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -56,5 +56,5 @@ def setup(app: Sphinx) -> None:
 
 
 def _fit_links(app: Sphinx, name: str, source: list[str]) -> None:
-    if not name.startswith("project/"):
+    if f"{name}.md" not in PAGES.values():
         source[0] = site_text(source[0], f"docs/{name}.md", f"{name}.md")

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from docs.generate.api import api_page
 from docs.generate.commands import commands_page
 from docs.generate.errors import errors_page
 from docs.generate.settings import settings_page
@@ -22,6 +23,7 @@ def pages() -> dict[str, str]:
         "client-settings.md": settings_page(ClientSettings, "client"),
         "commands.md": commands_page(),
         "errors.md": errors_page(),
+        "python-api.md": api_page(),
     }
 
 

@@ -130,7 +130,7 @@ def test_a_client_that_cannot_renew_says_so_and_keeps_training(own: SecureFleet)
 
 @pytest.mark.slow
 def test_a_ca_is_replaced_without_interruption(own: SecureFleet) -> None:
-    """Both CAs are trusted while one replaces the other, as docs/explanation/security.md says."""
+    """Both CAs are trusted while one replaces the other, as docs/how-to/security.md says."""
     own.init()
     own.start_server(rounds=1_000_000)
     for name in ("ann", "bob"):

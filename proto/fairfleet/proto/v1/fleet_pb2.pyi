@@ -897,7 +897,7 @@ Global___FetchModelRequest: typing_extensions.TypeAlias = FetchModelRequest
 @typing.final
 class TrainReport(google.protobuf.message.Message):
     """What a rule needs besides the update. All numbers are finite. The federation's rule may require
-    optional fields (TrainTask.report_fields). docs/explanation/security.md has the ranges.
+    optional fields (TrainTask.report_fields). docs/explanation/admission.md has the ranges.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

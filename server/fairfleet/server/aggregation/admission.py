@@ -34,7 +34,7 @@ MIN_RECENT_LOSSES = 3  # with fewer, a client has no past to compare with
 
 
 class AdmissionSettings(BaseModel):
-    """What the server does about unusual updates; see docs/explanation/security.md."""
+    """What the server does about unusual updates; see docs/explanation/admission.md."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
