@@ -123,7 +123,7 @@ async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> 
             evaluator = _evaluator(coordinator, store)
         if evaluator:
             await evaluator.start()
-        server = _grpc_server(coordinator, store, endpoints)
+        server = grpc_server(coordinator, store, endpoints, FleetService(coordinator))
         address = endpoints.bind(server, settings.listen)
         endpoints.bind_enrolment()
         async with _monitored(coordinator, store, token) as (monitor, url):
@@ -177,11 +177,13 @@ async def _monitored(
         await endpoint.stop()
 
 
-def _grpc_server(coordinator: Coordinator, store: Store, endpoints: Endpoints) -> grpc.aio.Server:
+def grpc_server(
+    coordinator: Coordinator, store: Store, endpoints: Endpoints, fleet: FleetService
+) -> grpc.aio.Server:
+    """Return a server with all services, which is not bound to an address yet."""
     keep_log_short()
     options = (*SERVER_OPTIONS, *connection_limits(coordinator.settings.limits))
     server = grpc.aio.server(options=options, interceptors=endpoints.interceptors)
-    fleet = FleetService(coordinator)
     operator = OperatorService(
         coordinator, store, endpoints.operators, endpoints.enrolment_authority
     )

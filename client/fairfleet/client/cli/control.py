@@ -138,7 +138,7 @@ def continue_(
     credentials: CredentialsFile = None,
     insecure: Insecure = False,
 ) -> None:
-    """Let a finished federation go on, perhaps from an earlier version.
+    """Let a finished federation go on, also from an earlier version.
 
     Also withdraws a stop before the current round is over. Clients that have left must be started
     again. The new limits hold until the server's own settings of them change.

@@ -34,7 +34,7 @@ def privacy(
     ] = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Show what this machine's clients have released, and its epsilon.
+    """Show what this machine's clients released, and its epsilon.
 
     Each client counts in its state directory what it sends, over all federations. Epsilon covers
     updates, and reports with noise. It does not cover other reports; they are listed.

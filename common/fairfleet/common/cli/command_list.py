@@ -31,7 +31,7 @@ GROUPS: dict[str, tuple[CommandSummary, ...]] = {
         CommandSummary("resume", "Continue a paused federation."),
         CommandSummary("stop", "End the federation after the current round."),
         CommandSummary(
-            "continue", "Let a finished federation go on, perhaps from an earlier version."
+            "continue", "Let a finished federation go on, also from an earlier version."
         ),
         CommandSummary("export", "Download a committed model as a .safetensors file."),
     ),
@@ -43,7 +43,7 @@ GROUPS: dict[str, tuple[CommandSummary, ...]] = {
         CommandSummary("clients", "List all clients of the federation, worst served first."),
         CommandSummary("audit", "List what operators did, and changes of the settings."),
         CommandSummary(
-            "privacy", "Show what this machine's clients have released, and its epsilon."
+            "privacy", "Show what this machine's clients released, and its epsilon."
         ),
         CommandSummary("health", "Check whether a server is serving.", "grpc_health"),
     ),
@@ -60,5 +60,10 @@ GROUPS: dict[str, tuple[CommandSummary, ...]] = {
         CommandSummary("simulate", "Train a fleet of simulated clients in one process."),
         CommandSummary("compare", "Compare rules, settings and codecs over several seeds."),
         CommandSummary("reproduce", "Run the experiment of a published table again."),
+    ),
+    "Develop": (
+        CommandSummary(
+            "conformance", "Check a client in any language against a faulty server.", "sqlalchemy"
+        ),
     ),
 }

@@ -1,0 +1,1 @@
+"""Checks clients in any language: a real server whose answers contain faults."""
