@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 TORCH ?= default
 DEV := $(if $(filter none,$(TORCH)),.venv/.dev-lite,.venv/.dev)
 SOURCES := proto common server client lab
-CODE := proto common server client lab tests benchmarks docker docs k8s scripts
+CODE := proto common server client lab tests benchmarks docker docs k8s scripts examples
 
 .PHONY: docs reference demo test test-slow test-containers lint format proto pins bench dist clean \
 	images image-server image-client image-client-lite image-client-cuda

@@ -14,8 +14,9 @@ from fairfleet.server.rules import Report, Rule, RuleError, listings, optimizer,
 from fairfleet.server.rules.directions.adafed import AdaFed
 from fairfleet.server.rules.directions.fedlf import FedLF
 from fairfleet.server.rules.optimizers import SGD, Adam, CertaintyAdam
+from tests.support.paths import ROOT
 
-EXAMPLE = Path(__file__).parent / "example_package"
+EXAMPLE = ROOT / "examples" / "own-rule"
 
 
 def install_example(folder: Path, entries: dict[str, str]) -> None:
