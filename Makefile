@@ -59,7 +59,7 @@ lint: .venv/.dev .checkov/.installed  ## check Python, Dockerfile, compose file 
 	$(BIN)/mypy $(SOURCES:%=-p fairfleet.%)
 	$(BIN)/lint-imports
 	$(BIN)/hadolint docker/Dockerfile
-	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml examples/five-machines/compose.yaml
 	$(BIN)/python k8s/lint.py .checkov/bin/checkov
 
 docs: .venv/.dev  ## build the documentation site in dist/docs; every warning is an error

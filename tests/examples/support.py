@@ -17,7 +17,9 @@ from fairfleet.common.tensors import Model
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
-WRITTEN = shutil.ignore_patterns("__pycache__", "fairfleet-run", "data", "*.safetensors")
+WRITTEN = shutil.ignore_patterns(
+    "__pycache__", "fairfleet-run", "data", "*.safetensors", "machines", ".env"
+)
 REAL = os.environ.get("FAIRFLEET_DATA", "")
 needs_real_data = pytest.mark.skipif(
     not REAL, reason="FAIRFLEET_DATA names no folder with the published datasets"

@@ -131,4 +131,4 @@ def test_it_trains_on_fashion_mnist(tmp_path: Path, name: str) -> None:
     example = copied(name, tmp_path)
     done = run_python(example, "run.py", "--data-dir", REAL, "--rounds", "1")
     check_trained(example)
-    assert min(accuracies(done.stdout).values()) > 60
+    assert min(accuracies(done.stdout).values()) > 40  # after so few rounds; chance is 10

