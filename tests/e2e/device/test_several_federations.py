@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fairfleet.client.update.folder_lock import holder
 from tests.support.fleet import Fleet, until
 from tests.support.flock_holder import flock_held
 
@@ -151,3 +153,50 @@ def test_an_operator_sees_the_id_of_the_federation(fleet: Fleet) -> None:
     fleet.init()
     fleet.start_server()
     assert federation_id(fleet) in fleet.run("status", "--server", fleet.address).stdout
+
+
+def test_a_client_whose_folder_is_deleted_makes_it_again_and_goes_on(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server(rounds=1000, round__quorum=0.5, **ALONE)
+    fleet.start_client("device", steps=4, step_seconds=0.02)
+    fleet.start_client("other", steps=4, step_seconds=0.02)
+    fleet.wait_for_version(1)
+    folder = fleet.client_folder("device")
+    shutil.rmtree(folder.parent)
+    again = f"{folder} was deleted while it is in use; it is made again"
+    until(lambda: again in fleet.log("device.log"), "the new folder")
+    fleet.wait_for_version(fleet.version() + 2)
+    newest = fleet.records()[-1]["contributions"]
+    assert "device" in {contribution["client"] for contribution in newest}
+    assert holder(folder) == str(fleet.clients["device"].pid)
+
+
+def test_an_update_that_was_deleted_before_it_was_sent_is_made_again(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server(rounds=1, exit_when_finished=True, **ALONE)
+    events = fleet.watch()
+    fleet.start_client("device", steps=40, step_seconds=0.05)
+    until(lambda: any(event.HasField("training_progress") for event in events), "the training")
+    folder = fleet.client_folder("device")
+    fleet.kill_server()
+    until((folder / "update.json").exists, "the update on the client's disk")
+    shutil.rmtree(folder)
+    fleet.start_server(rounds=1, exit_when_finished=True, **ALONE)
+    fleet.start_client("other")
+    assert fleet.wait_clients() == {"device": 0, "other": 0}
+    assert "its file on this disk was deleted" in fleet.log("device.log")
+
+
+def test_a_client_that_cannot_write_its_update_names_the_folder_and_not_its_task(
+    fleet: Fleet,
+) -> None:
+    fleet.init()
+    fleet.start_server(rounds=1000, round__quorum=0.5, **ALONE)
+    folder = fleet.folder / "clients" / "device" / fleet.status().federation_id
+    (folder / "update.chunks").mkdir(parents=True)  # as unwritable as on a full disk
+    fleet.start_client("other", steps=2, step_seconds=0.05)  # the rounds go on with it
+    client = fleet.start_client("device")
+    assert client.wait(60) == 3
+    ended = " ".join(fleet.log("device.log").split())
+    assert f"error: cannot keep unsent updates in {folder}: Is a directory. Give" in ended
+    assert fleet.log("server.log").count("/device: StateDirError") == 3

@@ -35,7 +35,7 @@ from fairfleet.client.training.personal_model import PersonalModel
 from fairfleet.client.training.step_trials import trial_losses
 from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common import wire
-from fairfleet.common.errors import NotKept, TaskFailed, UsageError, WrongState
+from fairfleet.common.errors import NotKept, StateDirError, TaskFailed, UsageError, WrongState
 from fairfleet.common.features import software, unknown_to_client
 from fairfleet.common.net.server_access import ServerAccess
 from fairfleet.common.privacy import PrivacyTerms, model_refusal, shortfall
@@ -272,7 +272,7 @@ class Agent:
             # The next round may succeed, and a person can read here why this one did not.
             log.error("%s is given up: %s", request.id, error, extra=about)
             self._spool.clear()
-            self._connection.heartbeat(task=request.id, failure="the update was refused")
+            self._connection.heartbeat(task=request.id, failure="its update is given up")
         except Abandoned:
             if self._connection.stopped:
                 raise Stopped from None
@@ -288,19 +288,25 @@ class Agent:
             self._record_failure(request, error)
 
     def _record_failure(self, request: pb.TrainTask, error: Exception) -> None:
-        """Report a failed training. Raises TaskFailed after several failures in a row."""
+        """Report a failed training.
+
+        After several failures in a row, raises TaskFailed, or the StateDirError of the last one.
+        """
         self._failures += 1
         self.counters.failures += 1
         log.error("%s failed", request.id, exc_info=error, extra={"round": request.round})
         self._spool.clear()
         self._connection.heartbeat(task=request.id, failure=self._error_text(error))
         if self._failures >= FAILURES_IN_A_ROW:
+            if isinstance(error, StateDirError):
+                raise error
             raise TaskFailed(
                 f"the task failed {self._failures} times in a row, the last time with "
                 f"{type(error).__name__}: {error}. Fix the task and restart the client."
             ) from error
 
     def _train(self, request: pb.TrainTask) -> None:
+        self._local_state.renew_if_deleted(self._connection.joined, self._pause_in_session)
         federation = self._connection.joined.federation
         terms = wire.privacy_in(request.privacy)
         spooled = self._spool.find(federation, request.round, request.model.digest.hex())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +14,8 @@ from fairfleet.client.update.federation_folder import (
 )
 from fairfleet.common import wire
 from fairfleet.proto.v1 import fleet_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 
 class StoredPart(Protocol):
@@ -38,6 +41,12 @@ class LocalState:
         self._folder = open_folder(self._home, federation, pause)
         for part in self._parts:
             part.move_to(self._folder.path)
+
+    def renew_if_deleted(self, joined: pb.JoinResponse, pause: Callable[[float], None]) -> None:
+        """Make the folder again if somebody deleted it: the next update needs it."""
+        if self._folder is not None and self._folder.is_deleted:
+            log.warning("%s was deleted while it is in use; it is made again", self._folder.path)
+            self.enter(joined, pause)
 
     def leave(self) -> None:
         """Let another process use the folder."""

@@ -16,6 +16,7 @@ from fairfleet.client.agent.uploader import UnusableUpdate
 from fairfleet.client.task import Job, Progress, Task
 from fairfleet.client.training.budget import Budget, Training
 from fairfleet.client.training.personal_model import PersonalModel
+from fairfleet.client.update.federation_folder import unusable
 from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common import wire
 from fairfleet.common.privacy import PrivacyTerms, SystemNoise, protect_update, protected_report
@@ -110,19 +111,22 @@ class UpdateMaker:
         seed: int,
         federation: str,
     ) -> SpooledUpdate:
-        return self._spool.write(
-            models.received,
-            models.trained,
-            report,
-            terms=terms,
-            federation=federation,
-            round_number=request.round,
-            model_digest=request.model.digest.hex(),
-            codec=request.codec,
-            seed=seed,
-            error_feedback=request.error_feedback and self._error_feedback,
-            prediction=request.prediction.base if request.HasField("prediction") else None,
-        )
+        try:
+            return self._spool.write(
+                models.received,
+                models.trained,
+                report,
+                terms=terms,
+                federation=federation,
+                round_number=request.round,
+                model_digest=request.model.digest.hex(),
+                codec=request.codec,
+                seed=seed,
+                error_feedback=request.error_feedback and self._error_feedback,
+                prediction=request.prediction.base if request.HasField("prediction") else None,
+            )
+        except OSError as error:
+            raise unusable(self._spool.folder, error) from error
 
 
 def check_report_fields(report: TrainReport, required: Iterable[str]) -> None:

@@ -143,7 +143,10 @@ class UpdateUploader:
         self._spool.settle(spooled, counted=False)
 
     def _deliver(self, spooled: SpooledUpdate, *, begun: bool) -> pb.Receipt:
-        """Send what the server does not have yet, until there is a receipt."""
+        """Send what the server does not have yet, until there is a receipt.
+
+        Raises UnusableUpdate if somebody deletes the update meanwhile.
+        """
         damaged = 0
         for pause in pauses():
             try:
@@ -156,6 +159,8 @@ class UpdateUploader:
             if receipt is not None:
                 self._record_receipt(spooled, receipt)
                 return receipt
+            if not self._spool.has_chunks:
+                raise UnusableUpdate("its file on this disk was deleted")
             begun = True
             self._connection.wait(pause)
         raise AssertionError("pauses never end")  # pragma: no cover

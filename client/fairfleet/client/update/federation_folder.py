@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairfleet.client.update.folder_lock import FILE as LOCK_FILE
 from fairfleet.client.update.folder_lock import FolderLock, holder, try_lock
 from fairfleet.client.update.pending_vector import owner_in, owner_of
 from fairfleet.common.atomic_files import Sync, write_atomically
@@ -56,6 +57,11 @@ class FederationFolder:
         """Let another process use the folder."""
         self.lock.release()
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the folder, or what is in it, was deleted although this process uses it."""
+        return not (self.path / LOCK_FILE).exists()
+
 
 def prepare_folder(folder: Path) -> None:
     """Create a folder, or raise StateDirError now rather than after a training."""
@@ -65,7 +71,7 @@ def prepare_folder(folder: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         tighten(folder)
     except OSError as error:
-        raise _unusable(folder, error) from error
+        raise unusable(folder, error) from error
 
 
 def open_folder(
@@ -88,7 +94,7 @@ def open_folder(
             take_over(home, folder, federation)
         except OSError as error:
             lock.release()
-            raise _unusable(folder, error) from error
+            raise unusable(folder, error) from error
     return FederationFolder(folder, lock)
 
 
@@ -134,10 +140,11 @@ def _locked(folder: Path) -> FolderLock | None:
     try:
         return try_lock(folder)
     except OSError as error:
-        raise _unusable(folder, error) from error
+        raise unusable(folder, error) from error
 
 
-def _unusable(folder: Path, error: OSError) -> StateDirError:
+def unusable(folder: Path, error: OSError) -> StateDirError:
+    """Return the error for a folder in which nothing can be written."""
     return StateDirError(
         f"cannot keep unsent updates in {folder}: {error.strerror}. "
         "Give a directory that this user can write to as --state-dir."
@@ -146,10 +153,10 @@ def _unusable(folder: Path, error: OSError) -> StateDirError:
 
 def _describe(folder: Path, federation: FederationIdentity) -> None:
     """Write which federation the folder belongs to, unless that is written already."""
-    text = json.dumps({"federation": federation.name, "id": federation.id})
+    text = json.dumps({"federation": federation.name, "id": federation.id}).encode()
     path = folder / DESCRIPTION
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_atomically(path, text.encode(), sync=Sync.NOTHING)
+    if not path.exists() or path.read_bytes() != text:
+        write_atomically(path, text, sync=Sync.NOTHING)
 
 
 # ---- the state of earlier versions -------------------------------------------------------------

@@ -74,6 +74,7 @@ class Spool:
     def move_to(self, folder: Path) -> None:
         """Use the update in another folder from now on; what is in the present one stays there."""
         prepare_folder(folder)
+        self.folder = folder
         self._residual, self._last = StoredResidual(folder), LastUpdate(folder)
         self._chunks = folder / "update.chunks"
         self._header = folder / "update.json"
@@ -220,6 +221,11 @@ class Spool:
         except (OSError, BadRequest):
             return ""
         return digest.value().hex()
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether the file of the update is there."""
+        return self._chunks.exists()
 
     def messages_from(self, offset_bytes: int) -> Iterator[bytes]:
         """Yield the serialized chunks from an offset on."""
