@@ -280,3 +280,42 @@ def test_a_restarted_server_still_has_the_result_and_the_newest_where_its_file_i
         assert device.next_task().finished.model.version == version
         device.leave()
     assert "participants get version 5 as the result" in fleet.log("server.log")
+
+
+@pytest.mark.parametrize("version", [2**63, 2**64 - 1, 2**64])
+def test_a_version_that_no_server_can_have_is_refused_like_any_other(
+    ended: Fleet, version: int
+) -> None:
+    words = ("--output", str(ended.folder / "x"), "--version", str(version))
+    refused = command(ended, "export", *words)
+    told = " ".join(refused.stderr.split())
+    if version < 2**64:
+        assert (refused.returncode, "is not kept; the newest is 5" in told) == (4, True)
+    else:
+        assert (refused.returncode, "give a smaller number" in told) == (2, True)
+    assert "a call failed because of an error in the server" not in ended.log("server.log")
+
+
+def test_an_output_that_no_file_can_have_as_its_name_is_refused(ended: Fleet) -> None:
+    refused = command(ended, "export", "--output", str(ended.folder / ("x" * 300)))
+    assert refused.returncode == 2
+    assert "File name too long" in refused.stderr
+
+
+def test_an_operator_learns_which_file_of_a_version_is_missing_or_damaged(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server()
+    words = ("export", "--output", str(fleet.folder / "x"))
+    file = fleet.state / "models" / "00000000.safetensors"
+    data = file.read_bytes()
+    for size in (4, 40):
+        file.write_bytes(data[:size])
+        refused = command(fleet, *words)
+        assert refused.returncode == 4
+        assert f"{file} is damaged" in refused.stderr.replace("\n", "")
+    file.unlink()
+    refused = command(fleet, *words)
+    assert refused.returncode == 4
+    told = refused.stderr.replace("\n", "")
+    assert f"the file of version 0 is missing: {file}. Restore it" in told
+    assert not (fleet.folder / "x").exists()

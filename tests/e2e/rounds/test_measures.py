@@ -275,3 +275,21 @@ def test_names_that_a_client_invents_keep_no_known_measure_out(fleet: Fleet) -> 
     (text,) = fleet.query("select evaluation from evaluations where client = 'ann'")[0]
     assert list(json.loads(text)["measures"]) == ["mae"]
     device.leave()
+
+
+def test_an_operator_learns_why_no_version_is_the_best_and_what_to_set(fleet: Fleet) -> None:
+    """Two measures of the tasks' own, and none of them chosen."""
+    clients = {"ann": {}, "bob": {"measure": "mae", "direction": "lower"}}
+    begin(fleet, clients=clients, rounds=3)
+    assert not finished(fleet).HasField("best_version")
+    words = ("export", "--best", "--server", fleet.address, "--output", str(fleet.folder / "best"))
+    why = "clients report no accuracy and no loss, but auc, mae. Set `measure` to one of these"
+    refused = fleet.run(*words)
+    assert refused.returncode == 4
+    assert f"no version is the best: {why}" in " ".join(refused.stderr.split())
+    assert fleet.log("server.log").count(f"no version is kept as the best: {why}") == 1
+    fleet.stop_server()
+    fleet.start_server(rounds=3, measure="auc")
+    exported = fleet.run(*words)
+    assert exported.returncode == 0, exported.stderr
+    assert "version 3" in exported.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairfleet.common.reports import Evaluation
+from fairfleet.common.reports import Evaluation, higher
 from fairfleet.common.tensors import Model
 from fairfleet.server.storage.evaluation_queries import evaluation_write
 from fairfleet.server.storage.kept_versions import KeptVersions
@@ -121,3 +121,14 @@ def test_a_version_of_an_undone_round_is_not_the_best(store: Store) -> None:
     assert versions.best() == 2
     versions.reload()
     assert versions.best() == 1
+
+
+def test_measures_of_which_none_is_chosen_are_named(store: Store) -> None:
+    versions = opened(store, 2)
+    assert versions.why_no_best() == ""  # nothing was evaluated
+    commit(store, versions, 1)
+    versions.evaluated(1, Evaluation(samples=1, measures={"auc": higher(0.5), "f1": higher(0.5)}))
+    assert versions.why_no_best(under_evaluation=1) == ""
+    assert "no accuracy and no loss, but auc, f1." in versions.why_no_best()
+    evaluate(store, versions, 1, 0.5)
+    assert versions.why_no_best() == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +25,7 @@ from fairfleet.client.operator import display, live_screen
 from fairfleet.client.operator.connection import OperatorConnection
 from fairfleet.client.operator.fleet_view import FleetView, fold
 from fairfleet.client.operator.model_download import save_model
-from fairfleet.client.operator.model_table import models_table
+from fairfleet.client.operator.model_table import print_models
 from fairfleet.common.cli.message_json import plain
 from fairfleet.common.errors import UsageError
 from fairfleet.common.net.server_access import ServerAccess
@@ -106,7 +107,7 @@ def models(
         for record in records:
             print(json.dumps(plain(record)))
     else:
-        Console(highlight=False).print(models_table(records))
+        print_models(records, Console(highlight=False))
 
 
 def export(
@@ -140,7 +141,7 @@ def export(
 
       fairfleet export --output before.safetensors --version 0
     """
-    if output.exists() and not force:
+    if os.path.exists(output) and not force:  # unlike Path.exists, False for an impossible name
         raise UsageError(
             f"{output} exists already; give another --output, or --force to replace it"
         )

@@ -15,9 +15,18 @@ from typing import Any, TypeVar
 
 import grpc
 
+from fairfleet.client.agent.call_errors import is_from_server
 from fairfleet.client.agent.connection_probe import probe
 from fairfleet.client.operator.fleet_view import RECENT, Disconnected, Observation, Snapshot
-from fairfleet.common.errors import FleetError, LimitReached, Refused, Unreachable, refusal, short
+from fairfleet.common.errors import (
+    FleetError,
+    LimitReached,
+    Refused,
+    Unreachable,
+    UsageError,
+    refusal,
+    short,
+)
 from fairfleet.common.net.channel_options import CLIENT_OPTIONS
 from fairfleet.common.net.server_access import ServerAccess, handshake_words
 from fairfleet.proto.v1 import operator_pb2 as pb
@@ -29,6 +38,7 @@ ANSWER_SECONDS = 5.0
 SLOW_ANSWER_SECONDS = 120.0  # of a call that copies a model, or reads a long table
 STATUS_EVERY_SECONDS = 1.0  # the status has what events lack: bytes moved, clients missing
 RETRY_SECONDS = 0.5
+MOST = 2**64 - 1  # that a message can hold
 
 
 class OperatorConnection:
@@ -106,7 +116,11 @@ class OperatorConnection:
         self, from_version: int | None, rounds: int | None, seconds: float | None
     ) -> pb.ContinueResponse:
         """Let a finished federation go on, perhaps from an earlier version with new limits."""
-        request = pb.ContinueRequest(from_version=from_version, rounds=rounds, seconds=seconds)
+        request = pb.ContinueRequest(
+            from_version=_sendable("version", from_version),
+            rounds=_sendable("number of rounds", rounds),
+            seconds=seconds,
+        )
         return self._answered(lambda: self._stub.Continue(request, timeout=SLOW_ANSWER_SECONDS))
 
     def audit(self, first: int = 0) -> tuple[pb.AuditRecord, ...]:
@@ -133,7 +147,7 @@ class OperatorConnection:
 
         It is the best evaluated version, or the given one, or the newest without either.
         """
-        request = pb.ExportModelRequest(version=version, best=best)
+        request = pb.ExportModelRequest(version=_sendable("version", version), best=best)
         try:
             yield from self._stub.ExportModel(request)
         except grpc.RpcError as error:
@@ -223,6 +237,8 @@ class OperatorConnection:
             )
         if refused := refusal(code, details):
             return refused
+        if code is grpc.StatusCode.INTERNAL and is_from_server(error):
+            return Refused(f"the server at {self.address} has a fault: {short(details, 300)}")
         if not self._has_answered and (finding := probe(self._access)):
             return Unreachable(f"cannot use the server at {self.address}: {finding.problem.value}")
         handshake = handshake_words(details, self._access.credentials is not None)
@@ -232,3 +248,10 @@ class OperatorConnection:
             "Start one with `fairfleet server`, or give its address with --server host:port "
             "or FAIRFLEET_SERVER."
         )
+
+
+def _sendable(what: str, number: int | None) -> int | None:
+    """Return a number that fits into a message; raise UsageError for a larger one."""
+    if number is not None and number > MOST:
+        raise UsageError(f"{what} {number} is above {MOST}, the largest one; give a smaller number")
+    return number

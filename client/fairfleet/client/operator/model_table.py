@@ -6,23 +6,29 @@ import time
 from collections.abc import Sequence
 
 from rich import box
+from rich.console import Console
 from rich.filesize import decimal
+from rich.measure import Measurement
 from rich.table import Table
 
 from fairfleet.client.operator.formatting import percent
 from fairfleet.proto.v1 import operator_pb2 as pb
 
+FIGURE_CHARS = 7  # 0.12345 and -1.2e-06 would be longer: a terminal has 80 columns
+FITTING_COLUMNS = 8  # in a terminal: four, and two for each of two measures
+MOST_CHARS = 10_000  # in a line
+
 
 def models_table(records: Sequence[pb.ModelRecord]) -> Table:
     """Return a table of the versions, with two columns for each measure."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=0)
     for name in ("version", "size", "committed"):
         table.add_column(name, no_wrap=True)
-    table.add_column("kept because")
+    table.add_column("kept because", min_width=len("initial"))
     measures = sorted({score.measure for record in records for score in record.scores})
     for measure in measures:
         table.add_column(measure, justify="right", no_wrap=True)
-        table.add_column("worst 10 %", justify="right")
+        table.add_column("worst 10 %", justify="right", min_width=len("1.2e-06"))
     has_own = any(record.HasField("server_evaluation") for record in records)
     if has_own:
         table.add_column("on the server", justify="right")
@@ -31,13 +37,22 @@ def models_table(records: Sequence[pb.ModelRecord]) -> Table:
     return table
 
 
+def print_models(records: Sequence[pb.ModelRecord], console: Console) -> None:
+    """Print the table; with many measures, its lines are longer than the console, but complete."""
+    table = models_table(records)
+    if len(table.columns) > FITTING_COLUMNS:
+        unlimited = console.options.update_width(MOST_CHARS)
+        console.width = max(console.width, Measurement.get(console, unlimited, table).maximum)
+    console.print(table)
+
+
 def _cells(record: pb.ModelRecord, measures: Sequence[str]) -> list[str]:
     committed = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.unix_seconds))
     cells = [
         str(record.version),
         decimal(record.size_bytes),
         committed,
-        ", ".join(record.kept_because),
+        " and ".join(record.kept_because),
     ]
     scores = {score.measure: score for score in record.scores}
     for measure in measures:
@@ -48,7 +63,10 @@ def _cells(record: pb.ModelRecord, measures: Sequence[str]) -> list[str]:
 
 
 def _figure(measure: str, value: float) -> str:
-    return percent(value) if measure == "accuracy" else f"{value:.4g}"
+    if measure == "accuracy":
+        return percent(value)
+    text = f"{value:.4g}"
+    return text if len(text) <= FIGURE_CHARS else f"{value:.2g}"
 
 
 def _own(record: pb.ModelRecord) -> str:

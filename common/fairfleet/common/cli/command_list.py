@@ -42,9 +42,7 @@ GROUPS: dict[str, tuple[CommandSummary, ...]] = {
         CommandSummary("models", "List the versions that are kept, with their scores."),
         CommandSummary("clients", "List all clients of the federation, worst served first."),
         CommandSummary("audit", "List what operators did, and changes of the settings."),
-        CommandSummary(
-            "privacy", "Show what this machine's clients released, and its epsilon."
-        ),
+        CommandSummary("privacy", "Show what this machine's clients released, and its epsilon."),
         CommandSummary("health", "Check whether a server is serving.", "grpc_health"),
     ),
     "Secure it": (

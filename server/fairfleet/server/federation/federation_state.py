@@ -117,6 +117,11 @@ class FederationState:
         return self._runner.kept_versions
 
     @property
+    def under_evaluation(self) -> int | None:
+        """The version that clients evaluate at present; None if they evaluate none."""
+        return self._runner.under_evaluation
+
+    @property
     def best_version(self) -> int | None:
         """The best version of those whose evaluation is over and that are kept; or None."""
         return self._runner.best_version

@@ -121,6 +121,7 @@ class RoundRunner:
         self._exhausted = set[str]()  # clients whose spent budget was logged
         self.lock = asyncio.Lock()
         self.round = Round(0)
+        self._no_best_because = ""  # as it was logged last
         self.is_held = False  # no round begins, for the reason `held_because`
         self.stopping = False  # the server is shutting down: it begins nothing new
         self.drained = asyncio.Event()  # the federation is finished, and no client is connected
@@ -131,8 +132,12 @@ class RoundRunner:
     @property
     def best_version(self) -> int | None:
         """The best version of those whose evaluation is over and that are kept; or None."""
-        evaluating = self.round.phase is Phase.EVALUATING
-        return self.kept_versions.best(self.round.number if evaluating else None)
+        return self.kept_versions.best(self.under_evaluation)
+
+    @property
+    def under_evaluation(self) -> int | None:
+        """The version that clients evaluate at present; None if they evaluate none."""
+        return self.round.number if self.round.phase is Phase.EVALUATING else None
 
     @property
     def result(self) -> PublishedModel | None:
@@ -305,6 +310,14 @@ class RoundRunner:
                     self.evaluation.score.CopyFrom(score_message(score))
                 self.events.emit(before.number, evaluation_finished=self.evaluation)
                 self.evaluation = pb.EvaluationFinished()  # the next one may select nobody
+                self._warn_without_best(before.number)
+
+    def _warn_without_best(self, version: int) -> None:
+        """Log once why no version is the best although clients evaluate."""
+        why = self.kept_versions.why_no_best()
+        if why and why != self._no_best_because:
+            log.warning("no version is kept as the best: %s", why, extra={"round": version})
+        self._no_best_because = why
 
     @property
     def held_because(self) -> str:

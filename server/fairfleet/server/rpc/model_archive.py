@@ -60,18 +60,33 @@ class ModelArchive:
     async def export(self, request: pb.ExportModelRequest) -> AsyncIterator[pb.FileChunk]:
         """Yield the file of the version that a request means; raise NotKept if there is none."""
         version = self._version_of(request)
-        model = await asyncio.to_thread(self._store.model, version)
+        model = await self._stored(version)
         if model is None:
             raise NotKept(self._why_not_kept(version, await asyncio.to_thread(self._kept)))
         with self._store.files.reading(model.file) as path:
             try:
                 file = await asyncio.to_thread(ExportedModel, path, self._metadata(model))
             except FileNotFoundError:
-                raise NotKept(
-                    f"version {version} was just retired; `fairfleet models` lists what is kept"
-                ) from None
+                raise NotKept(await self._why_no_file(model)) from None
             async for chunk in _file_chunks(file, version):
                 yield chunk
+
+    async def _stored(self, version: int) -> StoredModel | None:
+        # A peer may send a number that no database can compare.
+        if version > self._state.publication.version:
+            return None
+        return await asyncio.to_thread(self._store.model, version)
+
+    async def _why_no_file(self, model: StoredModel) -> str:
+        """Return why the file of a version that was kept just now is not there."""
+        if await self._stored(model.version) is None:
+            return (
+                f"version {model.version} was just retired; `fairfleet models` lists what is kept"
+            )
+        return (
+            f"the file of version {model.version} is missing: {self._store.folder / model.file}. "
+            "Restore it from a backup of the state directory"
+        )
 
     def _version_of(self, request: pb.ExportModelRequest) -> int:
         if request.best and request.HasField("version"):
@@ -81,13 +96,21 @@ class ModelArchive:
             return request.version if request.HasField("version") else newest
         best = self._state.best_version
         if best is None:
-            every = self._state.settings.round.evaluate_every
-            schedule = f"every {every} rounds" if every else "never (round.evaluate_every is 0)"
             raise NotKept(
-                "no version that is kept was evaluated, so none is the best; clients evaluate "
-                f"{schedule}. Export the newest, or a --version that `fairfleet models` lists"
+                f"{self._why_no_best()}. Export the newest, or a --version that `fairfleet models` "
+                "lists"
             )
         return best
+
+    def _why_no_best(self) -> str:
+        if why := self._state.kept_versions.why_no_best(self._state.under_evaluation):
+            return f"no version is the best: {why}"
+        every = self._state.settings.round.evaluate_every
+        schedule = {0: "never (round.evaluate_every is 0)", 1: "after each round"}
+        return (
+            "no version that is kept was evaluated, so none is the best; clients evaluate "
+            f"{schedule.get(every, f'every {every} rounds')}"
+        )
 
     def _kept(self) -> list[int]:
         return [model.version for model in self._store.kept_models()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from fairfleet.common.errors import short
 from fairfleet.common.reports import Better, Evaluation
 from fairfleet.server.rounds.version_ranking import (
     VersionScore,
@@ -78,13 +79,29 @@ class KeptVersions:
 
         A version whose evaluation is not over yet does not count.
         """
-        complete = {
+        complete = self._complete(under_evaluation)
+        measure = self._measure() or chosen_measure(complete.values())
+        return None if measure is None else best_version(complete, measure)
+
+    def _complete(self, under_evaluation: int | None) -> dict[int, Mapping[str, VersionScore]]:
+        """Return the scores of the kept versions whose evaluation is over."""
+        return {
             version: self.scores(version)
             for version in self._scores
             if version in self._versions and version != under_evaluation
         }
-        measure = self._measure() or chosen_measure(complete.values())
-        return None if measure is None else best_version(complete, measure)
+
+    def why_no_best(self, under_evaluation: int | None = None) -> str:
+        """Return why evaluated versions cannot be compared; empty if they can, or without any."""
+        scores = self._complete(under_evaluation).values()
+        reported = sorted({measure for of_version in scores for measure in of_version})
+        if not reported or self.best(under_evaluation) is not None:
+            return ""
+        return (
+            f"clients report no {self._measure() or 'accuracy and no loss'}, but "
+            f"{short(', '.join(reported), 200)}. Set `measure` to one of these and restart the "
+            "server"
+        )
 
     def pinned(self) -> set[int]:
         """Return the versions that stay however many follow them: the initial and the best one."""

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fairfleet.common.errors import NotKept
+
 LENGTH = struct.Struct("<Q")  # of the header, at the beginning of a safetensors file
 
 
@@ -17,11 +19,23 @@ class ExportedModel:
     """An open file of the state directory, read with a header of its own."""
 
     def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
-        """Open a file; `metadata` replaces or joins that in it. Close it with `close`."""
+        """Open a file; `metadata` replaces or joins that in it. Close it with `close`.
+
+        Raises FileNotFoundError, and NotKept for a file that is damaged.
+        """
         self._file = path.open("rb")
-        (length,) = LENGTH.unpack(self._file.read(LENGTH.size))
-        header = json.loads(self._file.read(length))
-        header["__metadata__"] = {**header.get("__metadata__", {}), **metadata}
+        try:
+            (length,) = LENGTH.unpack(self._file.read(LENGTH.size))
+            if length > path.stat().st_size:
+                raise ValueError(f"a header of {length} bytes is longer than the file")
+            header = json.loads(self._file.read(length))
+            header["__metadata__"] = {**header.get("__metadata__", {}), **metadata}
+        except (struct.error, ValueError, AttributeError, TypeError) as error:
+            self._file.close()
+            raise NotKept(
+                f"{path} is damaged: it has no header of a safetensors file. Restore it from a "
+                "backup of the state directory"
+            ) from error
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         self._header = LENGTH.pack(len(text)) + text
