@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,13 +60,11 @@ def test_an_older_server_without_a_result_leaves_the_last_received_model(tmp_pat
     assert (metadata["version"], metadata["federation_id"]) == ("7", "")
 
 
-@pytest.mark.parametrize("problem", [NotKept("version 2 is not published"), Stopped()])
 def test_a_result_that_cannot_be_fetched_leaves_the_file_as_it_was(
-    tmp_path: Path, problem: Exception, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "saved.safetensors"
-    models = Download(problem)
-    own = keeper(file, models)
+    own = keeper(file, Download(NotKept("version 2 is not published")))
     own.evaluated()
     own.finished(pb.Finished(model=pb.ModelRef(version=2, digest=DIGEST)))
     assert Model.load(file)[1]["version"] == "7"
@@ -73,16 +72,29 @@ def test_a_result_that_cannot_be_fetched_leaves_the_file_as_it_was(
 
 
 def test_a_server_that_ended_before_the_result_came_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(model_keeper, "STALL_SECONDS", 0.01)
-    own = keeper(tmp_path / "saved.safetensors", Download())
-    stopped: list[bool] = []
-    own._connection.stop = lambda: stopped.append(True)  # type: ignore[method-assign]
-    with own._stopping_when_stalled():
-        while not stopped:
-            pass
-    assert stopped == [True]
+    stopped = threading.Event()
+
+    class Stalled(Download):
+        def fetch(self, ref: pb.ModelRef) -> None:
+            assert stopped.wait(20)
+            raise Stopped
+
+    own = keeper(tmp_path / "saved.safetensors", Stalled())
+    own._connection.stop = stopped.set  # type: ignore[method-assign]
+    own.finished(pb.Finished(model=pb.ModelRef(version=2, digest=DIGEST)))
+    assert "could not be fetched (the server does not answer)" in caplog.text
+
+
+def test_a_person_who_stops_the_client_while_the_result_comes_reads_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = keeper(tmp_path / "saved.safetensors", Download(Stopped()))
+    with pytest.raises(Stopped):
+        own.finished(pb.Finished(model=pb.ModelRef(version=2, digest=DIGEST)))
+    assert not caplog.text
 
 
 def test_a_file_that_cannot_be_written_at_the_end_is_an_error(tmp_path: Path) -> None:
@@ -189,3 +201,8 @@ def test_a_client_says_that_it_does_not_know_the_terms_of_a_newer_server(
     keeper(tmp_path / "saved", Download(), 99).explain_terms()
     assert "not known to this version" in caplog.text
     assert "is not written" in caplog.text
+
+
+def test_a_name_that_no_file_can_have_is_refused_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written: File name too long"):
+        keeper(tmp_path / ("x" * 300), Download())

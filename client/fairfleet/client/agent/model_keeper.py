@@ -102,11 +102,14 @@ class ModelKeeper:
         return self._connection.joined.kept_models
 
     def _fetch(self, ref: pb.ModelRef) -> bool:
-        """Fetch the result; return whether it is there."""
+        """Fetch the result; return whether it is there. Raises Stopped if a person stops that."""
+        is_stalled = threading.Event()
         try:
-            with self._stopping_when_stalled():
+            with self._stopping_when_stalled(is_stalled):
                 self._models.fetch(ref)
         except (FleetError, Stopped) as error:
+            if isinstance(error, Stopped) and not is_stalled.is_set():
+                raise
             log.error(
                 "version %d, the federation's result, could not be fetched (%s). An operator can "
                 "still export it.",
@@ -117,14 +120,18 @@ class ModelKeeper:
         return True
 
     @contextmanager
-    def _stopping_when_stalled(self) -> Iterator[None]:
-        """Stop the connection if nothing arrives: a server that has ended will not come back."""
+    def _stopping_when_stalled(self, is_stalled: threading.Event) -> Iterator[None]:
+        """Stop the connection if nothing arrives: a server that has ended will not come back.
+
+        `is_stalled` is set before that.
+        """
         done, counters = threading.Event(), self._connection.counters
 
         def watch() -> None:
             before = -1
             while not done.wait(STALL_SECONDS):
                 if counters.received_bytes == before:
+                    is_stalled.set()
                     self._connection.stop()
                     return
                 before = counters.received_bytes
@@ -186,11 +193,12 @@ class ModelKeeper:
 
 def check_writable(path: Path) -> None:
     """Raise UsageError if a model cannot be saved to this file, or would replace another one."""
-    if path.is_dir():
+    # Unlike the methods of Path, these return False where a folder cannot be read.
+    if os.path.isdir(path):
         raise UsageError(f"--save-model {path} is a folder; give the name of a file in it")
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"--save-model {path} is not a regular file; give the name of a file")
-    if path.exists() and not _is_safetensors(path):
+    if os.path.exists(path) and not _is_safetensors(path):
         raise UsageError(
             f"--save-model {path} exists and is not a safetensors file; it is not replaced. "
             "Give another file, or remove it"
