@@ -57,6 +57,8 @@ def test_parameters_go_to_the_rule_the_optimizer_or_the_plan() -> None:
     assert recipe("fedprox", mu=0.3).plan == {"mu": 0.3}
     assert recipe("ditto").plan == {"ditto_lambda": 0.1}
     assert recipe("fedfa", gamma=0.9, form="ema").optimizer == SGD(momentum=0.9, form="ema")
+    assert recipe("fedprox", mu="0.3").plan == {"mu": 0.3}  # text, as on the command line
+    assert recipe("fedfa", client_momentum=0.5).plan == {"client_momentum": 0.5}
     assert recipe("fednova", momentum=0.9).optimizer == SGD()
     assert isinstance(recipe("adafedadam").optimizer, CertaintyAdam)
 
@@ -86,6 +88,8 @@ def test_default_parameters_of_adafed_and_fedlf() -> None:
             "weighting: Input should be 'samples' or 'uniform'",
         ),
         (lambda: recipe("fedmgda", schedule="fedmgda"), "needs rounds"),
+        (lambda: recipe("fedprox", mu="-1"), "mu: Input should be greater than or equal to 0"),
+        (lambda: recipe("fedfa", client_momentum=1), "client_momentum: Input should be less than"),
         (lambda: optimizer("adm"), "no optimizer 'adm'; did you mean 'adam'?"),
         (lambda: optimizer("adam", beta=1), "did you mean 'beta"),
     ],

@@ -37,12 +37,12 @@ from fairfleet.server.rounds.round_settings import RoundSettings
 from fairfleet.server.rounds.state_machine import Policy
 from fairfleet.server.rounds.verification import Fallback, VerificationPolicy
 from fairfleet.server.rules import Recipe, RuleError, optimizer, recipe
+from fairfleet.server.rules.registry import PLAN_FIELDS
 from fairfleet.server.security.http_settings import HttpSettings
 from fairfleet.server.security.limits import ServerLimits
 from fairfleet.server.transfer.codec_selection import AUTO, CodecPolicy
 
 HTTP_PORT = 8441
-PLAN_FIELDS = {"mu": "proximal_mu", "ditto_lambda": "personal_lambda"}  # the papers' names and ours
 
 
 class SettingsSection(BaseModel):

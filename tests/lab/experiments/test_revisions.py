@@ -23,6 +23,7 @@ from fairfleet.lab.experiments.sweep_runner import (
 from fairfleet.lab.reproductions.fedfv_table3 import TABLE_3
 from fairfleet.lab.reproductions.results_page import complete_runs
 from fairfleet.server.rules.registry import BUILT_IN, EarlierReading, Listing
+from fairfleet.server.settings import plan_for_rule
 from tests.support.samples.sweeps import SMALL, made
 
 MOMENTUM = {"steps": 2, "momentum": 0.9}
@@ -60,6 +61,21 @@ def test_a_revision_concerns_only_the_experiments_whose_meaning_changed(
         assert same.earlier_keys() == {}
     told = experiment("fednova", plan=MOMENTUM)
     assert told.key() != plain_key(told, monkeypatch)
+
+
+def test_fedfa_trains_with_momentum_and_is_run_again_unless_it_did_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = experiment("fedfa")
+    assert plan_for_rule(now.plan, now.recipe()).momentum == 0.9
+    old = plain_key(now, monkeypatch)
+    assert now.key() != old
+    assert now.earlier_keys() == {"clients train without momentum": old}
+    without = experiment("fedfa,client_momentum=0")
+    assert plan_for_rule(without.plan, without.recipe()).momentum == 0.0
+    assert without.key() == old
+    same = experiment("fedfa", plan={"steps": 2, "momentum": 0.9})
+    assert same.earlier_keys() == {}
 
 
 def test_a_new_revision_is_run_again_and_the_older_record_stays_labelled(

@@ -61,3 +61,23 @@ def test_random_attackers_change_the_updates_of_a_small_fleet() -> None:
     factors = sorted(conduct.update_factor(name, 0) for name in conduct.names)
     assert factors == [-10.0, 1.0, 1.0, 1.0]
     assert all(map(math.isfinite, factors))
+
+
+def test_an_attacker_of_every_round_is_certain_from_its_first_round_on_and_never_lost() -> None:
+    attack = Attack(kind="loss_bias", clients=("client-1",), since_round=3, every_round=True)
+    conduct = FleetBehaviour(Behaviour(dropout=1.0, attacks=(attack,)), names(4), seed=0)
+    assert [conduct.certain(number) for number in (2, 3, 9)] == [
+        frozenset(),
+        frozenset({"client-1"}),
+        frozenset({"client-1"}),
+    ]
+    assert [conduct.delivers("client-1", number) for number in (2, 3)] == [False, True]
+    assert not conduct.delivers("client-0", 3)
+
+
+def test_an_attacker_that_has_not_joined_is_not_certain() -> None:
+    attack = Attack(kind="loss_bias", clients=1.0, every_round=True)
+    late = LateJoiners(share=1.0, by_round=5)
+    conduct = FleetBehaviour(Behaviour(late=late, attacks=(attack,)), names(4), seed=0)
+    assert conduct.certain(0) == frozenset()
+    assert conduct.certain(5) == frozenset(names(4))

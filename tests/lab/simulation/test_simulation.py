@@ -278,6 +278,18 @@ def test_a_false_loss_affects_only_rules_that_use_losses() -> None:
         assert bool(np.abs(honest.parameters - biased.parameters).max() > 1e-4) is moved
 
 
+@pytest.mark.parametrize("per_round", [1, 3])
+def test_an_attacker_of_every_round_takes_a_place_of_the_cohort(per_round: int) -> None:
+    attacks = (Attack(kind="loss_bias", clients=("client-1",), strength=5.0, every_round=True),)
+    _, rounds = run(
+        federation(clients_per_round=per_round, rounds=12, behaviour=Behaviour(attacks=attacks))
+    )
+    assert all("client-1" in result.clients for result in rounds)
+    assert {len(result.clients) for result in rounds} == {per_round}
+    others = {client for result in rounds for client in result.clients} - {"client-1"}
+    assert len(others) > per_round or per_round == 1
+
+
 def test_an_attack_by_unknown_clients_is_refused() -> None:
     with pytest.raises(UsageError, match="no clients"):
         run(

@@ -58,12 +58,16 @@ class Attack(BehaviourSettings):
     loss_bias adds `strength` to the reported loss, and loss_scaling multiplies the loss by it.
     update_scaling multiplies the update by `strength`, and sign_flip by minus `strength`.
     label_noise replaces the share `strength` of the training labels by random ones.
+
+    With `every_round` the attackers take part in every round from `since_round` on, and are never
+    lost: each takes a place of the cohort, and the rest of it is selected as usual.
     """
 
     kind: AttackKind
     clients: Share | tuple[str, ...] = 0.1
     strength: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     since_round: NonNegativeInt = 0
+    every_round: bool = False
 
     @model_validator(mode="after")
     def _check_noise_is_a_share(self) -> Attack:
@@ -117,7 +121,20 @@ class FleetBehaviour:
     def delivers(self, client: str, round_number: int) -> bool:
         """Return whether a client, if it is selected, delivers an update in this round."""
         dropout = self.behaviour.dropout
-        return not dropout or self._random("dropout", round_number, client).random() >= dropout
+        if not dropout or client in self.certain(round_number):
+            return True
+        return self._random("dropout", round_number, client).random() >= dropout
+
+    def certain(self, round_number: int) -> frozenset[str]:
+        """Return the attackers that take part in this round without being selected."""
+        certain = frozenset[str]().union(
+            *(
+                names
+                for attack, names in self.attackers
+                if attack.every_round and round_number >= attack.since_round
+            )
+        )
+        return certain & frozenset(self.present(round_number)) if certain else certain
 
     def plan(self, plan: Plan, client: str, round_number: int) -> Plan:
         """Return a client's plan for this round, with its own batches and number of epochs."""

@@ -145,9 +145,13 @@ class Simulation:
 
     def _select(self, number: int) -> frozenset[str]:
         """Select clients as the server does in the first attempt of a round."""
-        candidates = [self._candidate(client) for client in self.behaviour.present(number)]
-        count = self.federation.clients_per_round or len(candidates)
-        return POLICIES[self.federation.selection](
+        present = self.behaviour.present(number)
+        certain = self.behaviour.certain(number)
+        count = (self.federation.clients_per_round or len(present)) - len(certain)
+        candidates = [self._candidate(client) for client in present if client not in certain]
+        if count <= 0 or not candidates:
+            return certain
+        return certain | POLICIES[self.federation.selection](
             candidates, count, (self.federation.seed, number, 0)
         )
 

@@ -56,6 +56,13 @@ from fairfleet.server.rules.weights.superquantile import Superquantile
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
+# Parameters of local training, as rules name them -> the plan's fields.
+PLAN_FIELDS = {
+    "mu": "proximal_mu",
+    "ditto_lambda": "personal_lambda",
+    "client_momentum": "momentum",
+}
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -135,6 +142,11 @@ def fedlf_had_tensors(recipe: Recipe, plan: Plan) -> bool:
     return "layers" not in recipe.rule.model_fields_set
 
 
+def fedfa_had_no_client_momentum(recipe: Recipe, plan: Plan) -> bool:
+    """Return whether clients train with another momentum than that of the plan alone."""
+    return bool(recipe.plan["client_momentum"] != plan.momentum)
+
+
 BUILT_IN: dict[str, Listing] = {
     "fedavg": Listing(FedAvg),
     "fedavg_n": Listing(FedAvgN),
@@ -162,7 +174,18 @@ BUILT_IN: dict[str, Listing] = {
     "term_smoothed": Listing(TERMSmoothed),
     "drfl": Listing(DRFL),
     "fedgini": Listing(FedGini),
-    "fedfa": Listing(FedFa, renamed={"gamma": "momentum"}),
+    "fedfa": Listing(
+        FedFa,
+        plan={"client_momentum": 0.9},
+        renamed={"gamma": "momentum"},
+        earlier=(
+            EarlierReading(
+                "clients train without momentum",
+                fedfa_had_no_client_momentum,
+                "client_momentum=0",
+            ),
+        ),
+    ),
     "fednova": Listing(
         FedNova, earlier=(EarlierReading("not told of the plan's solver", fednova_was_untold),)
     ),
@@ -230,7 +253,10 @@ def recipe(name: str, optimizer: Optimizer | None = None, /, **parameters: Any) 
     listing = _listing(name)
     _check_parameters(name, parameters, listing.parameters())
     own = {key: value for key, value in parameters.items() if key in listing.rule.model_fields}
-    plan = {key: parameters.get(key, value) for key, value in listing.plan.items()}
+    plan = {
+        key: _plan_value(name, key, parameters[key]) if key in parameters else value
+        for key, value in listing.plan.items()
+    }
     rest = {
         listing.renamed.get(k, k): v
         for k, v in parameters.items()
@@ -278,6 +304,21 @@ def _check_parameters(name: str, parameters: Mapping[str, Any], allowed: Mapping
             f"rule {name!r} has no parameter {unknown[0]!r}{_nearest(unknown[0], allowed)} "
             f"It takes: {', '.join(sorted(allowed))}"
         )
+
+
+def _plan_value(name: str, key: str, value: Any) -> Any:
+    """Return the value of a parameter of local training as the plan has it, such as 0.1 for "0.1".
+
+    A parameter that is no field of the plan is returned as it is.
+    """
+    if key not in PLAN_FIELDS:
+        return value
+    field_name = PLAN_FIELDS[key]
+    try:
+        return getattr(Plan.model_validate({field_name: value}), field_name)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise RuleError(f"rule {name!r} cannot take these values: {key}: {problem}") from error
 
 
 def _defaults(kind: type[BaseModel]) -> dict[str, Any]:
