@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +46,13 @@ def api_page() -> str:
         lines += [f"## {module}", "", _docstring(parse(module)), ""]
         for name in public_names(module):
             lines += _entry(name, module, definition(module, name))
-    return "\n".join(lines)
+    return _formatted("\n".join(lines))
+
+
+def _formatted(page: str) -> str:
+    """Return the page with its code in the style of the project, as `ruff format` checks it."""
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "python-api.md", "-"]
+    return subprocess.run(command, input=page, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def parse(module: str) -> ast.Module:
