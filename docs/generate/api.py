@@ -52,7 +52,9 @@ def api_page() -> str:
 def _formatted(page: str) -> str:
     """Return the page with its code in the style of the project, as `ruff format` checks it."""
     command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "python-api.md", "-"]
-    return subprocess.run(command, input=page, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        command, input=page, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def parse(module: str) -> ast.Module:
