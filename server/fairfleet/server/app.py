@@ -115,14 +115,14 @@ async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> 
     # Idle BLAS threads spin after each call, on cores that serving needs. The gram engine splits
     # the work over its own threads instead.
     threadpool_limits(1, user_api="blas")
-    store = open_store(settings)
+    store, evaluator = open_store(settings), None
     try:
         with store.explained():
             coordinator = Coordinator(store, settings)
             endpoints = Endpoints(coordinator, store, settings)
             evaluator = _evaluator(coordinator, store)
-        if evaluator:
-            await evaluator.start()
+        if evaluator and not await _started(evaluator, stop_requested):
+            return
         server = grpc_server(coordinator, store, endpoints, FleetService(coordinator))
         address = endpoints.bind(server, settings.listen)
         endpoints.bind_enrolment()
@@ -150,6 +150,8 @@ async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> 
                     await evaluator.stop()
                 await coordinator.stop()
     finally:
+        if evaluator:
+            await evaluator.stop()
         store.close()
 
 
@@ -244,11 +246,30 @@ def _evaluator(coordinator: Coordinator, store: Store) -> ServerEvaluator | None
     return ServerEvaluator(coordinator, store, settings.evaluation, every)
 
 
+async def _started(evaluator: ServerEvaluator, stop_requested: asyncio.Event) -> bool:
+    """Start the worker; return whether it is ready. Its test data may take long to load."""
+    waits = {
+        starting := asyncio.create_task(evaluator.start()),
+        stopping := asyncio.create_task(stop_requested.wait()),
+    }
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    is_ready = starting.done()
+    for wait in waits:
+        wait.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting  # raises what is wrong with the task
+    return is_ready
+
+
 async def _drained(coordinator: Coordinator, evaluator: ServerEvaluator | None) -> None:
     """Wait until every client knows that training is finished, and the last version's figures."""
-    await coordinator.drained.wait()
-    if evaluator:
-        await evaluator.finish()
+    while True:
+        await coordinator.drained.wait()
+        if evaluator:
+            await evaluator.finish()
+        if coordinator.drained.is_set():
+            return  # otherwise an operator let the federation go on meanwhile
 
 
 async def _until_over(

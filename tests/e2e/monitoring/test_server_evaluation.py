@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fairfleet.proto.v1 import operator_pb2 as pb
-from tests.support.fleet import Fleet, free_port, until
+from tests.support.fleet import HERE, Fleet, free_port, until
+from tests.support.program import ForkedProgram
 from tests.support.scraping import get, scrape, series
 
 TASK = "samples.measured_tasks:held_out"
@@ -111,6 +115,100 @@ def test_a_failed_or_endless_evaluation_is_recorded_with_its_reason(fleet: Fleet
     said = "it took longer than evaluation.deadline_seconds: 0.5 s"
     assert evaluated(fleet)[2] == (None, said)
     assert f"version 2 could not be evaluated here: {said}" in fleet.log("server.log")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        ("odd", "Task.evaluate returned dict, expected Evaluation"),
+        ("nan", "ValidationError"),
+        ("exit", "it ended with exit code 1, 2 times"),
+    ],
+)
+def test_what_is_no_evaluation_has_failed_with_the_reason(
+    fleet: Fleet, trouble: str, said: str
+) -> None:
+    begin(fleet, trouble=trouble, rounds=2)
+    train(fleet)
+    until(lambda: 2 in evaluated(fleet), "the last version to have failed")
+    result, failure = evaluated(fleet)[2]
+    assert result is None
+    assert said in failure
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process runs; one that ended may not be collected by anyone here."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def begin_to_hang(fleet: Fleet) -> int:
+    """Return the worker that evaluates the last version without end."""
+    begin(fleet, trouble="hang", rounds=2, evaluation__every=2)
+    train(fleet)
+    until(lambda: traced(fleet), "the evaluation that hangs")
+    return traced(fleet)[-1][0]
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_worker_that_hangs_ends_with_its_server_and_its_version_is_evaluated_later(
+    fleet: Fleet, how: str
+) -> None:
+    worker = begin_to_hang(fleet)
+    fleet.wait_clients()  # the federation is finished, and its clients know
+    if how == "killed":
+        fleet.kill_server()
+    else:
+        assert fleet.stop_server() == 0
+    until(lambda: not is_running(worker), "the end of the worker")
+    assert evaluated(fleet) == {}
+    begin(fleet, rounds=2, evaluation__every=2)
+    until(lambda: evaluated(fleet).get(2, (None, ""))[0], "the version to be evaluated")
+
+
+def test_the_last_version_is_evaluated_after_a_kill_also_between_the_intervals(
+    fleet: Fleet,
+) -> None:
+    begin(fleet, trouble="hang", rounds=2, evaluation__every=5)
+    train(fleet)
+    until(lambda: traced(fleet), "the evaluation that hangs")
+    fleet.wait_clients()
+    fleet.kill_server()
+    begin(fleet, rounds=2, evaluation__every=5)
+    until(lambda: evaluated(fleet).get(2, (None, ""))[0], "the version to be evaluated")
+
+
+def test_a_server_can_be_stopped_while_its_test_data_are_loaded(fleet: Fleet) -> None:
+    model, trace = fleet.init(), fleet.folder / "trace"
+    words = ["server", "--listen", fleet.address, "--model", str(model), "--set", "http.port=0"]
+    words += ["--state-dir", str(fleet.state), "--evaluate-task", TASK]
+    for option in (f"trace={trace}", "trouble=loads"):
+        words += ["--evaluate-option", option]
+    server = ForkedProgram(words, HERE, os.environ, open(fleet.folder / "server.log", "a"))  # noqa: SIM115
+    until(lambda: trace.exists() and trace.read_text(), "the worker to load")
+    worker = traced(fleet)[0][0]
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(20) == 0
+    until(lambda: not is_running(worker), "the end of the worker")
+    assert "Traceback" not in fleet.log("server.log")
+
+
+def test_a_federation_that_is_continued_during_the_last_evaluation_does_not_exit(
+    fleet: Fleet,
+) -> None:
+    begin(fleet, trouble="slow", rounds=2, evaluation__every=2, exit_when_finished="true")
+    train(fleet)
+    until(lambda: traced(fleet), "the last evaluation")
+    fleet.wait_clients()
+    assert fleet.run("continue", "--rounds", "4", "--server", fleet.address).returncode == 0
+    until(lambda: 2 in evaluated(fleet), "the end of the evaluation")
+    train(fleet)
+    assert fleet.server is not None
+    assert fleet.server.wait(30) == 0
+    assert fleet.version() == 4
 
 
 def test_a_mistake_in_the_task_is_told_before_the_server_serves(fleet: Fleet) -> None:

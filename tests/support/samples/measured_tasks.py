@@ -64,11 +64,22 @@ class HeldOutTask(MeasuredTask):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.trouble == "hang" and version == 2:
             time.sleep(600)
+        if self.trouble == "slow" and version == 2:
+            time.sleep(3)
+        if self.trouble == "odd" and version == 2:
+            return {"auc": 0.5}  # type: ignore[return-value]
+        if self.trouble == "nan" and version == 2:
+            return Evaluation(samples=10, measures={"auc": higher(float("nan"))})
+        if self.trouble == "exit" and version == 2:
+            raise SystemExit("enough")
         return super().evaluate(model)
 
 
 def held_out(trace: str, size: str = "1000", trouble: str = "") -> HeldOutTask:
     Path(trace).touch()
+    if trouble == "loads":
+        Path(trace).write_text(f"{os.getpid()} 0\n")
+        time.sleep(600)
     task = HeldOutTask(1.0, int(size), 10, 1, 0.0, "", 0.0, 0.5, 10)
     task.trace, task.trouble = trace, trouble
     return task

@@ -3,7 +3,8 @@
 The server starts `python -m fairfleet.client.cli.evaluation_worker` and imports nothing of it. The
 first line on standard output says that the task is ready, or what is wrong with it. Then each line
 on standard input names a model's file, and a line on standard output is the answer. All lines are
-JSON objects. The process ends with its standard input, so it never outlives the server for long.
+JSON objects. When standard input ends, the process ends at once, whatever the task does: it never
+outlives the server.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from fairfleet.client.device.priority import give_way
 from fairfleet.client.task import Task, load_task
 from fairfleet.common.errors import UsageError, short
+from fairfleet.common.reports import Evaluation
 from fairfleet.common.tensors import Model
 
 MAX_TEXT_CHARS = 300  # of a failure, as the server records it
@@ -28,10 +32,11 @@ Say = Callable[..., None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Load the task, then evaluate until standard input ends; return the exit code."""
+    """Load the task, then evaluate until standard input ends; return the exit code of a failure."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this
     say, folder = _answers(), Path.cwd()  # a task may change the current directory
+    requests = _requests()
     give_way(options.niceness)  # before the task is made, because a task may start threads
     try:
         task = _usable_task(options.task, dict(options.option), options.model)
@@ -39,10 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(error=_about_task(options.task, error))
         return 2
     say(ready=True)
-    for line in sys.stdin:
-        request = json.loads(line)
+    while True:
+        request = json.loads(requests.get())
         say(version=request["version"], **_evaluated(task, folder / request["model"]))
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,6 +56,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--niceness", type=int, default=0)
     parser.add_argument("--option", nargs=2, action="append", default=[])
     return parser
+
+
+def _requests() -> SimpleQueue[bytes]:
+    """Return the lines of standard input, as they come; the process ends with it.
+
+    The task gets an empty standard input. The thread holds no lock of Python's streams while it
+    waits, so that a task can fork.
+    """
+    lines, requests = SimpleQueue[bytes](), os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+
+    def read() -> None:
+        for line in requests:
+            lines.put(line)
+        os._exit(0)
+
+    Thread(target=read, name="requests", daemon=True).start()
+    return lines
 
 
 def _answers() -> Say:
@@ -95,6 +119,9 @@ def _evaluated(task: Task, path: Path) -> dict[str, Any]:
     try:
         model, _ = Model.load(path)
         evaluation = task.evaluate(model.named())
+        if not isinstance(evaluation, Evaluation):
+            found = type(evaluation).__name__
+            raise UsageError(f"Task.evaluate returned {found}, expected Evaluation")
     except Exception as error:  # the task is a user's code and may raise anything
         failure = short(f"{type(error).__name__}: {error}", MAX_TEXT_CHARS)
         return {"failure": failure, "seconds": time.perf_counter() - began}

@@ -55,8 +55,10 @@ class ServerEvaluator:
     def follow(self) -> None:
         """Begin to evaluate: what an earlier run did not get to, and what is committed now."""
         events = self._coordinator.state.watch()
-        newest = self._coordinator.state.publication.version
-        self._next = self._offered(newest - newest % self._every)
+        state = self._coordinator.state
+        newest = state.publication.version
+        is_last = bool(state.finished_reason)  # there is no event about an end before this one
+        self._next = self._offered(newest if is_last else newest - newest % self._every)
         self._tasks = [asyncio.create_task(self._watch(events)), asyncio.create_task(self._run())]
 
     async def finish(self) -> None:

@@ -18,13 +18,15 @@ log = logging.getLogger(__name__)
 
 async def publish_result(runner: RoundRunner) -> None:
     """Publish the result, then let clients that wait for a task learn of the end."""
-    newest, best = runner.committer.publication, runner.best_version
+    end, newest, best = runner.round, runner.committer.publication, runner.best_version
     result = newest
     if best is not None and best != newest.version:
         try:
             result = await runner.executors.in_worker(_load, runner, best)
         except StateDirError as error:
             log.error("participants get version %d as the result: %s", newest.version, error)
+    if runner.round != end:
+        return  # the federation goes on: clients may have tasks by now
     log.info("the result of the federation is version %d", result.version)
     runner.publish_result(result)
     runner.assignments.release_all()
