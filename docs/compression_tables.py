@@ -1,4 +1,4 @@
-"""Make the tables of paired runs in docs/explanation/compression.md from the committed records.
+"""Make the tables of paired runs in docs/explanation/compression-results.md from the records.
 
     python docs/compression_tables.py            writes the tables
     python docs/compression_tables.py --check    exits with 1 if they are out of date
@@ -20,7 +20,7 @@ from fairfleet.lab.reports.codec_comparison import codec_rows
 from fairfleet.lab.reports.codec_tables import markdown
 
 HOME = Path(__file__).parents[1]
-PAGE = HOME / "docs" / "explanation" / "compression.md"
+PAGE = HOME / "docs" / "explanation" / "compression-results.md"
 BEGIN, END = "<!-- made by docs/compression_tables.py -->\n", "<!-- until here -->\n"
 TITLES = {
     "compression-fmnist": "Fashion-MNIST, two classes per client, at a falling rate",
@@ -70,7 +70,7 @@ def main() -> int:
     if "--check" in sys.argv[1:]:
         fresh = PAGE.read_text(encoding="utf-8") == expected
         print(
-            "docs/explanation/compression.md is up to date"
+            "docs/explanation/compression-results.md is up to date"
             if fresh
             else "run `python docs/compression_tables.py`"
         )
