@@ -82,6 +82,11 @@ def test_the_initial_version_stays_however_many_follow_it(ended: Fleet) -> None:
     refused = command(ended, "export", "--output", str(ended.folder / "x"), "--version", "1")
     assert refused.returncode == 4
     assert "version 1 is not kept; the newest is 5. Kept are 0, 2, 4, 5" in refused.stderr
+    for version in (2**63, 2**64 - 1):  # larger than any integer of the database
+        words = ("--output", str(ended.folder / "x"), "--version", str(version))
+        refused = command(ended, "export", *words)
+        assert refused.returncode == 4
+        assert f"version {version} is not kept; the newest is 5" in refused.stderr
 
 
 def test_models_lists_scores_and_sizes(ended: Fleet) -> None:

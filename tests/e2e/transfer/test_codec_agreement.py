@@ -234,14 +234,14 @@ def test_after_a_receipt_another_update_for_the_round_is_refused_in_both_ways(fl
             call()
         error: Any = caught.value
         assert error.code() is Code.FAILED_PRECONDITION
-        assert "{}… stands, {}… is not taken".format(*names) in error.details()
+        assert "{}… counts, {}… is refused".format(*names) in error.details()
         metadata = dict(error.trailing_metadata())
         assert metadata["fairfleet-standing-bin"] == first.digest
         assert metadata[ERROR_METADATA] == "AnotherUpdateCounts"
     assert ann.open(first).receipt == receipt
     deliver(other, "raw32")
     fleet.wait_for_version(1)
-    with refused(Code.FAILED_PRECONDITION, "is not taken"):  # the same holds after the round
+    with refused(Code.FAILED_PRECONDITION, "is refused"):  # the same holds after the round
         ann.open(second)
     assert ann.open(first).receipt == receipt
     for device in (ann, other):
@@ -260,7 +260,7 @@ def test_a_client_may_send_another_update_if_the_server_lost_the_first(fleet: Fl
     ann, other = joined(fleet, "ann", "other")
     chunks, first = ann.encode(1.0)
     assert not ann.send(ann.open(first).upload, chunks).durable
-    with refused(Code.FAILED_PRECONDITION, "is not taken"):
+    with refused(Code.FAILED_PRECONDITION, "is refused"):
         ann.open(ann.encode(2.0)[1])
     fleet.kill_server()
     fleet.start_server(**settings)
@@ -295,7 +295,7 @@ def test_a_late_update_has_only_one_receipt_too(fleet: Fleet) -> None:
     receipt = late.send(late.open(first).upload, chunks)
     assert (receipt.outcome, receipt.digest) == (pb.OUTCOME_HISTORY, first.digest)
     assert late.open(first).receipt == receipt
-    with refused(Code.FAILED_PRECONDITION, "is not taken"):
+    with refused(Code.FAILED_PRECONDITION, "is refused"):
         late.open(late.encode(2.0)[1])
     for device in (late, other):
         device.channel.close()
