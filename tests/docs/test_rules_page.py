@@ -26,3 +26,7 @@ def test_the_page_has_every_status_that_a_rule_can_end_with() -> None:
     }
     assert {"pareto_stationary", "all_losses_zero"} <= statuses
     assert {status for status in statuses if f"`{status}`" not in PAGE} == {"ok"} & statuses
+
+
+def test_the_readme_says_how_many_rules_there_are() -> None:
+    assert f"FairFleet: {len(listings())} rules" in (ROOT / "README.md").read_text(encoding="utf-8")
