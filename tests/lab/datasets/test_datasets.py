@@ -584,7 +584,54 @@ def test_a_class_that_is_selected_twice_is_refused() -> None:
         load("digits").only_classes([0, 0])
 
 
-def test_synthetic_is_as_leaf_describes_it() -> None:
+def test_leafs_synthetic_is_as_its_generator_draws_it() -> None:
+    """One linear model for all clients, up to a factor; the logits have a noise of 0.1."""
+    data = load("leaf-synthetic,users=400,seed=1")
+    assert data.user is not None
+    sizes = np.bincount(data.user)
+    assert (len(sizes), data.x.shape[1:], data.classes) == (400, (60,), 10)
+    assert (sizes.min(), sizes.max()) == (5, 1000)
+    assert 20 < np.median(sizes) < 32  # exp(3) + 5 is 25.
+    large = np.flatnonzero(sizes == 1000)
+    assert len(large) > 1
+    variances = np.mean([data.x[data.user == client].var(0) for client in large], axis=0)
+    assert np.allclose(variances, np.arange(1, 61) ** -1.2, rtol=0.1)
+    centres = np.array([data.x[data.user == client].mean(0) for client in range(400)])
+    assert np.std(centres.mean(1)) == pytest.approx(1, abs=0.15)  # of B
+    assert np.mean(centres.std(1)) == pytest.approx(1, abs=0.15)  # of v around B
+
+
+def test_what_is_learnt_from_some_clients_fits_others_only_in_leafs_synthetic() -> None:
+    torch = pytest.importorskip("torch")
+
+    def _learn_from_half(name: str, users: int) -> float:
+        data = load(name, users=users)
+        assert data.user is not None
+        x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+        known = torch.from_numpy(data.user < users // 2)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(60, 10)
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        for _ in range(100):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[known]), y[known]).backward()
+            optimizer.step()
+        return float((model(x[~known]).argmax(1) == y[~known]).float().mean())
+
+    assert _learn_from_half("leaf-synthetic", 200) > 0.6
+    assert _learn_from_half("synthetic", 20) < 0.4
+
+
+def test_leafs_synthetic_is_drawn_from_its_seed_alone() -> None:
+    first, again, other = (load("leaf-synthetic", seed=seed) for seed in (0, 0, 1))
+    assert np.array_equal(first.x, again.x)
+    assert np.array_equal(first.y, again.y)
+    assert first.x.shape != other.x.shape
+    with pytest.raises(UsageError, match="leaf-synthetic needs"):
+        load("leaf-synthetic,users=0")
+
+
+def test_synthetic_is_as_fedprox_describes_it() -> None:
     """Setup D: 100 clients with lognormal sizes from 50, 60 features, 10 classes.
 
     Feature j has the variance j^-1.2 within a client.

@@ -1,9 +1,10 @@
-"""LEAF's Synthetic(alpha, beta): each client has its own linear model and input distribution.
+"""Synthetic(alpha, beta) of FedProx: each client has its own linear model and inputs.
 
 Client k draws u_k ~ N(0, alpha) and labels its inputs by argmax(W x + b) with W, b ~ N(u_k, 1).
 Its inputs are normal around v_k ~ N(B_k, 1), B_k ~ N(0, beta), with variances j^-1.2. So alpha
 says how much the clients' models differ, and beta how much their inputs differ; both are
-variances. Sizes are lognormal: a few clients have most of the data.
+variances. Sizes are lognormal: a few clients have most of the data. LEAF's generator is another
+one (`leaf_synthetic`).
 """
 
 from __future__ import annotations
