@@ -319,7 +319,8 @@ class ServerSettings(Settings):
             return self
         recipe = self.recipe()
         tries_steps = self.verification is not None or recipe.rule.needs().line_search
-        reason = refusal(self.privacy, recipe, tries_steps, self.round.selection, self.admission)
+        others = (self.round.selection, self.admission, self.measure)
+        reason = refusal(self.privacy, recipe, tries_steps, *others)
         if reason:
             raise ValueError(reason)
         return self

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import PIPE, CompletedProcess
 
 import pytest
 
 from fairfleet.proto.v1 import operator_pb2 as pb
-from tests.support.fleet import Fleet, until
+from tests.support.fleet import HERE, PROGRAM, Fleet, until
 
 
 @pytest.fixture
@@ -63,6 +67,42 @@ def test_an_operator_controls_a_federation_from_the_command_line(running: Fleet)
     running.wait_for_version(version + 2)
     command(running, "stop", "--yes", "--reason", "enough")
     assert (running.clients["a"].wait(30), running.clients["b"].wait(30)) == (0, 0)
+
+
+def answered(fleet: Fleet, answer: bytes | int) -> int:
+    """Return how `fairfleet stop` ends when a person at a terminal gives this answer, or signal."""
+    own, other = pty.openpty()
+    words = [*PROGRAM, "stop", "--server", fleet.address]
+    asking = subprocess.Popen(words, stdin=other, stdout=PIPE, stderr=other, cwd=HERE)
+    os.close(other)
+    try:
+        said = b""
+        while b"[y/N]" not in said:
+            said += os.read(own, 1000)
+        if isinstance(answer, bytes):
+            os.write(own, answer)
+        else:
+            asking.send_signal(answer)
+        return asking.wait(20)
+    finally:
+        asking.kill()
+        asking.communicate()
+        os.close(own)
+
+
+def test_stop_asks_a_person_at_a_terminal(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    try:
+        fleet.init()
+        fleet.start_server(rounds=3)
+        end_of_input = b"\x04"  # Ctrl-D
+        for answer, exit_code in ((b"n\n", 2), (end_of_input, 2), (signal.SIGINT, 130)):
+            assert answered(fleet, answer) == exit_code
+            assert fleet.status().phase != pb.PHASE_FINISHED
+        assert answered(fleet, b"y\n") == 0
+        assert fleet.status().phase == pb.PHASE_FINISHED
+    finally:
+        fleet.end()
 
 
 def test_a_missing_server_is_reported(tmp_path: Path) -> None:

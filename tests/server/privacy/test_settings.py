@@ -78,6 +78,12 @@ def test_a_plain_mean_gives_all_clients_the_same_weight(clients: int, seed: int)
 @pytest.mark.parametrize(
     ("rule", "privacy", "more", "words"),
     [
+        (
+            "fedavg",
+            CLIENT | {"reports": "noised"},
+            {"measure": "auc"},
+            "left out of noised reports",
+        ),
         ("fedmdfg", CLIENT | {"reports": "noised"}, {}, "clients try steps"),
         ("fedlf", CLIENT | {"reports": "noised"}, {"verification": {}}, "clients try steps"),
         ("fedavg", CLIENT | {"amplification": True}, {}, "noise at the server"),

@@ -109,8 +109,18 @@ def _confirm_stop(status: pb.StatusResponse) -> None:
             "terminal to ask on; give --yes to stop without a question"
         )
     question = f"End federation {short(status.federation)} at {progress}?"
-    if not typer.confirm(question, err=True):
+    if not _is_confirmed(question):
         raise UsageError("nothing was stopped")
+
+
+def _is_confirmed(question: str) -> bool:
+    """Ask a question on the terminal; the end of the input means no."""
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort as abort:  # by Ctrl-C or Ctrl-D
+        if isinstance(abort.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        return False
 
 
 def continue_(

@@ -32,9 +32,11 @@ from fairfleet.common.privacy import (
     clip,
 )
 from fairfleet.common.privacy_costs import REPLACED, report_cost, update_cost
+from fairfleet.common.reports import BUILT_IN
 from fairfleet.common.tensors import Vector
 from fairfleet.server.aggregation.admission import AdmissionSettings
 from fairfleet.server.privacy.accountant import SampledRelease
+from fairfleet.server.rounds.measure_choice import AUTO_MEASURE, MeasureChoice
 from fairfleet.server.rounds.selection import Selection
 from fairfleet.server.rules import Recipe
 
@@ -232,8 +234,15 @@ def refusal(
     tries_steps: bool,
     selection: Selection,
     admission: AdmissionSettings,
+    measure: str = AUTO_MEASURE,
 ) -> str | None:
     """Return why these privacy settings do not work with the other settings; None if they do."""
+    name = MeasureChoice.of(measure).name
+    if privacy.reports == "noised" and name not in (AUTO_MEASURE, *BUILT_IN):
+        return (
+            f"measure {name} is of the tasks' own: its range is not known, so it is left out of "
+            "noised reports. Use measure: accuracy or loss, or privacy.reports: uncovered."
+        )
     if not privacy.local and not recipe.rule.is_plain_mean():
         return (
             f"rule {recipe.name!r} weights updates by what clients sent, so noise that the server "

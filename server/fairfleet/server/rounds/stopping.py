@@ -70,7 +70,8 @@ def time_is_over(allowed: float | None, seconds: float) -> str | None:
     """Return that the allowed time has passed; None if it has not, or all time is allowed."""
     if allowed is None or seconds < allowed:
         return None
-    return f"{seconds:.0f} s have passed; {allowed:g} s were allowed"
+    passed, limit = (f"{value:.1f}".removesuffix(".0") for value in (seconds, allowed))
+    return f"{passed} s have passed; {limit} s were allowed"
 
 
 def _text(value: float, measure: str, *, unit: bool = False) -> str:

@@ -56,9 +56,8 @@ class AuditLog:
 
     async def refused(self, action: OperatorAction, reason: str) -> None:
         """Record that an action was refused."""
-        log.warning(
-            "refused %s of operator %s: %s", action.action, short(action.operator), short(reason)
-        )
+        who = f"operator {short(action.operator)}" if action.operator else "an operator"
+        log.warning("refused %s of %s: %s", action.action, who, short(reason, 300))
         if self._refusals.take(loop_time()) == 0:
             await self._in_database(self._store.write, audit_write(action, reason))
 
