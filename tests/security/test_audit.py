@@ -109,3 +109,14 @@ def test_stop_without_a_terminal_needs_yes(own: SecureFleet) -> None:
     assert "--yes" in refused.stderr
     assert own.status().phase != pb.PHASE_FINISHED
     assert audit_of(own, "day") == []
+
+
+def test_the_table_shows_long_names_to_their_end(own: SecureFleet) -> None:
+    own.init()
+    own.start_server()
+    names = ("x" * 63 + "Q", "x" * 63 + "Z")
+    for name in names:
+        run_as(own, name, "pause")
+    table = run_as(own, "day", "audit").stdout
+    assert [letter for letter in table if letter in "QZ"] == ["Q", "Z"]
+    assert [entry["operator"] for entry in audit_of(own, "day")] == [*names]

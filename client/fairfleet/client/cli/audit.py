@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fairfleet.client.cli.observe import connect
@@ -19,6 +19,7 @@ from fairfleet.common.errors import UsageError, short
 from fairfleet.proto.v1 import operator_pb2 as pb
 
 MAX_CELL_CHARS = 300
+HEADINGS = ("time", "operator", "action", "arguments", "result")
 
 
 def audit(
@@ -89,11 +90,8 @@ def _as_json(record: pb.AuditRecord) -> dict[str, Any]:
 
 def _as_table(records: Sequence[pb.AuditRecord]) -> Table:
     table = Table(
-        "time",
-        "operator",
-        "action",
-        "arguments",
-        "result",
+        # A name that does not fit goes on in the next line: two may begin alike.
+        *(Column(heading, overflow="fold") for heading in HEADINGS),
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
