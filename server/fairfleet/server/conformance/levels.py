@@ -107,7 +107,7 @@ def words(check: Check) -> str:
 
 
 @dataclass
-class Run:
+class ConformanceRun:
     """The check of one client: `ready` gets the address, and `done` each result."""
 
     bench: Bench
@@ -181,7 +181,7 @@ async def check_client(
     """
     with tempfile.TemporaryDirectory(prefix="fairfleet-conformance-") as folder:
         bench = Bench(base_settings(Path(folder), **settings), CallLog(patience_seconds))
-        run = Run(bench, ready, done)
+        run = ConformanceRun(bench, ready, done)
         checking = asyncio.create_task(run.levels(levels))
         restarting = asyncio.create_task(bench.restart_when_due())
         try:
