@@ -17,6 +17,7 @@ from fairfleet.client.agent.introduction import join_request
 from fairfleet.client.agent.local_state import LocalState
 from fairfleet.client.agent.model_cache import ModelCache
 from fairfleet.client.agent.model_keeper import ModelKeeper
+from fairfleet.client.agent.pauses import pauses
 from fairfleet.client.agent.result_reports import (
     log_not_needed,
     report_evaluation,
@@ -109,6 +110,7 @@ class Agent:
     def run(self) -> str:
         """Take part until the federation is finished, and return why this client ended."""
         reason, retires = "stopped", False
+        between_federations = pauses()  # each makes a folder: one that changes all the time waits
         try:
             self._wait_until_available()
             self._data.refresh_if_due()
@@ -118,6 +120,7 @@ class Agent:
                     return reason
                 except FederationChanged as change:
                     log.warning("%s; this client goes on there", change)
+                    self._connection.wait(next(between_federations))
         except Stopped:
             return reason
         except PrivacyBudgetSpent as error:
