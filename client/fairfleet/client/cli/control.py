@@ -22,6 +22,7 @@ from fairfleet.client.cli.observe import connect
 from fairfleet.client.cli.options import CredentialsFile, Insecure, Json, Server
 from fairfleet.client.operator import client_table
 from fairfleet.client.operator.fleet_view import FleetView, fold
+from fairfleet.client.operator.full_tables import print_in_full
 from fairfleet.common.errors import UsageError, short
 from fairfleet.common.fairness import mean
 from fairfleet.common.wire import measured_as
@@ -259,7 +260,7 @@ def clients(
     for record in records:
         table.add_row(record.client, *client_table.cells(record, columns))
     console = Console(highlight=False, markup=False)  # a device may be called [/x]
-    console.print(table)
+    print_in_full(table, console)
     for remark in client_table.remarks(records, snapshot.status.software):
         console.print(remark, soft_wrap=True)
 

@@ -24,12 +24,18 @@ COLUMNS = (
 
 
 def columns(records: Sequence[pb.ClientRecord], measure: str) -> list[str]:
-    """Return the columns to show: the software only where clients differ, as screens are narrow.
+    """Return the columns to show, because screens are narrow.
 
-    A measure of the tasks' own, by which clients are compared, has a column of its own.
+    The software is shown only where clients differ, accuracy and loss only where one has them. A
+    measure of the tasks' own, by which clients are compared, has a column of its own.
     """
-    software = {record.software for record in records}
-    shown = [name for name in COLUMNS if name != "software" or len(software) > 1]
+    hidden = set() if len({record.software for record in records}) > 1 else {"software"}
+    hidden |= {
+        name
+        for name in ("accuracy", "loss")
+        if name != measure and not any(record.evaluation.HasField(name) for record in records)
+    }
+    shown = [name for name in COLUMNS if name not in hidden]
     return shown if measure in COLUMNS else [*shown, measure]
 
 

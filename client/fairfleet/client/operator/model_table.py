@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from rich import box
 from rich.console import Console
 from rich.filesize import decimal
-from rich.measure import Measurement
 from rich.table import Table
 
 from fairfleet.client.operator.formatting import percent
+from fairfleet.client.operator.full_tables import print_in_full
 from fairfleet.proto.v1 import operator_pb2 as pb
 
 FIGURE_CHARS = 7  # 0.12345 and -1.2e-06 would be longer: a terminal has 80 columns
 FITTING_COLUMNS = 8  # in a terminal: four, and two for each of two measures
-MOST_CHARS = 10_000  # in a line
 
 
 def models_table(records: Sequence[pb.ModelRecord]) -> Table:
@@ -41,9 +40,9 @@ def print_models(records: Sequence[pb.ModelRecord], console: Console) -> None:
     """Print the table; with many measures, its lines are longer than the console, but complete."""
     table = models_table(records)
     if len(table.columns) > FITTING_COLUMNS:
-        unlimited = console.options.update_width(MOST_CHARS)
-        console.width = max(console.width, Measurement.get(console, unlimited, table).maximum)
-    console.print(table)
+        print_in_full(table, console)
+    else:
+        console.print(table)
 
 
 def _cells(record: pb.ModelRecord, measures: Sequence[str]) -> list[str]:
