@@ -28,7 +28,7 @@ class Fickle(FleetServicer):
         self.joins = 0
         self.agent: Agent | None = None
 
-    def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
+    def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:  # noqa: N802
         self.joins += 1
         if self.joins == JOINS and self.agent is not None:
             self.agent.stop()
@@ -40,7 +40,7 @@ class Fickle(FleetServicer):
             signature=wire.signature_out(quadratic(size="3").initial_model().signature),
         )
 
-    def NextTask(self, request: pb.NextTaskRequest, context: Any) -> pb.NextTaskResponse:
+    def NextTask(self, request: pb.NextTaskRequest, context: Any) -> pb.NextTaskResponse:  # noqa: N802
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "this session is not known here")
         raise AssertionError("abort raises")
 

@@ -109,6 +109,7 @@ def test_each_version_has_the_reasons_why_it_is_kept(store: Store) -> None:
     assert versions.reasons(0, newest=0, best=None) == ["newest", "initial"]
     assert versions.reasons(4, newest=5, best=4) == ["best", "recent"]
     assert versions.reasons(2, newest=5, best=2) == ["best"]
+    assert versions.reasons(2, newest=5, best=4) == ["expiring"]
 
 
 def test_a_version_of_an_undone_round_is_not_the_best(store: Store) -> None:

@@ -1376,7 +1376,9 @@ class ModelRecord(google.protobuf.message.Message):
     unix_seconds: builtins.float
     @property
     def kept_because(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """newest, best, initial, recent"""
+        """newest, best, initial, recent; or expiring: no longer for any of these, and deleted with the next
+        commit.
+        """
 
     @property
     def scores(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___VersionScore]:

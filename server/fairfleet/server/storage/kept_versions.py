@@ -118,11 +118,11 @@ class KeptVersions:
         return sorted(released)
 
     def reasons(self, version: int, newest: int, best: int | None) -> list[str]:
-        """Return why a version is kept."""
+        """Return why a version is kept; `expiring` until the next commit, without any reason."""
         reasons = {
             "newest": version == newest,
             "best": version == best,
             "initial": version == INITIAL,
             "recent": newest - self._keep < version < newest,
         }
-        return [reason for reason, holds in reasons.items() if holds]
+        return [reason for reason, holds in reasons.items() if holds] or ["expiring"]
