@@ -19,13 +19,13 @@ from fairfleet.lab.reproductions.base import Column, Reproduction, TableLine
 SHOWN = ("mean", "pareto")  # The kinds of pictures on the page.
 OPENING = """# Results
 
-Published tables, reproduced with `fairfleet reproduce NAME`. The command
+This page compares published tables with our own runs. `fairfleet reproduce NAME` runs a table, and
 `fairfleet reproduce --page docs/explanation/results.md` writes this page from the records in
-`results/`. A recorded run is not run again, so the tables fill up over days. Each cell has the
-measured figure, mean ± standard deviation over the seeds, and the published figure in brackets.
-Accuracies are on each client's own test data. Times are wall-clock times on a machine with two
-cores, which also did much other work and paused some runs: they say how long the runs took, not how
-much work they are.
+`results/`. A recorded run is not run again, so the tables fill up over days.
+
+Each cell has the measured figure, mean ± standard deviation over the seeds, and the published
+figure in brackets. Accuracies are on each client's own test data. Times are wall-clock times on a
+machine with two cores and much other work: they say how long a run took, not how much work it is.
 """
 AUTHORS = "The authors' own program on the same data, with what was published in brackets:"
 
