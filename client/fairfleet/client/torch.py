@@ -141,11 +141,16 @@ class TorchTask:
         self.device = str(self._device)
 
     def _read_data(self) -> None:
-        """Load the data. A function that returns the same object again has no newer data."""
+        """Load the data. A function that returns the same object again has no newer data.
+
+        An object that grew or shrank is read anew.
+        """
         train = loaded(self._data[0])
         test = None if self._data[1] is None else loaded(self._data[1])
         if self._loaded is not None and self._loaded[0] is train and self._loaded[1] is test:
-            return
+            sizes = len(self._train), 0 if self._test is None else len(self._test)
+            if sizes == (self.train_samples, self.test_samples):
+                return
         own = make_sample_source("training", train, self._reading)
         other = None if test is None else make_sample_source("test", test, self._reading)
         if not len(own) and not is_function(self._data[0]):
@@ -153,9 +158,11 @@ class TorchTask:
                 "the training set is empty; a client needs at least one sample to take part. If "
                 "data arrive later, give a function that loads them, as TorchTask(…, train=load)"
             )
-        self._train, self._test, self._loaded = own, other, (train, test)
-        self.train_samples = len(own)
-        self.test_samples = 0 if other is None else len(other)
+        self._train: SampleSource = own
+        self._test: SampleSource | None = other
+        self._loaded = train, test
+        self.train_samples: int = len(own)
+        self.test_samples: int = 0 if other is None else len(other)
 
     def refresh(self) -> None:
         """Call the functions that load the data again, if there are any."""

@@ -189,3 +189,22 @@ def test_read_only_arrays_are_accepted_without_a_warning(recwarn: pytest.Warning
     once.train(received.named(), Job(Plan()))
     once.evaluate(received.named())
     assert [str(warning.message) for warning in recwarn] == []
+
+
+class Folder(Pairs):
+    """A data set that finds its samples anew whenever it is asked how many there are."""
+
+    found = 10
+
+    def __len__(self) -> int:
+        return self.found
+
+
+def test_a_data_set_that_shrinks_or_grows_in_place_is_seen_by_the_next_look() -> None:
+    folder = Folder()
+    once = task(train=lambda: folder, test=lambda: folder)
+    for found in (4, 12):
+        folder.found = found
+        once.refresh()
+        assert (once.train_samples, once.test_samples) == (found, found)
+        assert once.train(linear_arrays(), Job(Plan())).report.samples == found

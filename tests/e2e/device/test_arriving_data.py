@@ -80,6 +80,23 @@ def test_a_training_that_finds_its_data_gone_is_given_up_and_the_client_stays(
     assert "failed" not in fleet.log("ann.log")
 
 
+def test_a_client_whose_new_data_cannot_be_read_goes_on_with_what_it_has(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    data = tmp_path / "samples"
+    data.write_text("30")
+    fleet.init()
+    fleet.start_server(rounds=100_000, round__minimum_clients=1, round__evaluate_every=0)
+    fleet.start_client("ann", task="arriving", data=str(data))
+    fleet.wait_for_version(1)
+    data.write_text("a damaged file")
+    until(lambda: "looking for new data failed" in fleet.log("ann.log"), "a failed look")
+    fleet.wait_for_version(fleet.version() + 5)
+    assert fleet.log("ann.log").count("looking for new data failed") == 1
+    data.write_text("40")
+    until(lambda: clients(fleet)["ann"]["train_samples"] == "40", "the new number")
+
+
 def test_an_older_client_that_says_nothing_of_its_data_is_selected(fleet: Fleet) -> None:
     fleet.init()
     fleet.start_server(rounds=1, round__minimum_clients=1)

@@ -288,7 +288,16 @@ class Agent:
         except (Stopped, *FINAL):
             raise
         except Exception as error:  # the task is a user's code and may raise anything
+            self._raise_if_stopped()
             self._record_failure(request, error)
+
+    def _raise_if_stopped(self) -> None:
+        """Raise Stopped after an error of the task while this client is stopped.
+
+        A signal to all processes of a group ends those that read the task's data, too.
+        """
+        if self._connection.stopped:
+            raise Stopped from None
 
     def _record_failure(self, request: pb.TrainTask, error: Exception) -> None:
         """Report a failed training.
@@ -344,6 +353,7 @@ class Agent:
         except (Stopped, *FINAL):
             raise
         except Exception as error:  # from a user's code, or from a step that cannot be decoded
+            self._raise_if_stopped()
             log.exception("%s failed", request.id, extra=about)
             failure = self._error_text(error)
         report_verification(self._connection, self._allowance, request, losses, failure)
@@ -374,6 +384,7 @@ class Agent:
                 shared = self.task.evaluate(self._models.received.named())
                 evaluation = self._personal.evaluate(self.task, shared)
         except Exception as error:  # the task is a user's code and may raise anything
+            self._raise_if_stopped()
             log.exception("%s failed", request.id, extra={"round": version})
             self._connection.report_evaluation(version=version, failure=self._error_text(error))
             return

@@ -47,18 +47,21 @@ class TaskData:
             self._connection.counts.set(*samples, self._connection.joined)
 
     def refresh_for_training(self) -> None:
-        """Look for new data. Raises DataMissing if there are no training data."""
-        self.refresh()
+        """Look for new data. Raises DataMissing if there are no training data.
+
+        If looking fails, the data of the last time serve: a disk may be away for a while.
+        """
+        self._try_refresh()
         if self.is_missing:
             raise DataMissing("there are no training data at present")
 
     def refresh_if_due(self) -> None:
-        """Look for new data unless that was done a short while ago.
+        """Look for new data unless that was done a short while ago."""
+        if time.monotonic() >= self._next:
+            self._try_refresh()
 
-        An error is logged once, and the task keeps the data that it has.
-        """
-        if time.monotonic() < self._next:
-            return
+    def _try_refresh(self) -> None:
+        """Look for new data. An error is logged once, and the task keeps the data that it has."""
         try:
             self.refresh()
             self._failure = ""
