@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import time
 from typing import Any
 
 import pytest
@@ -19,6 +21,10 @@ PLAIN = "plain"  # this task's model has no buffers
 
 def spent(releases: int) -> float:
     return gaussian_epsilon(releases * update_cost(2.0), 1e-5)
+
+
+def released_more(fleet: Fleet, known: int) -> bool:
+    return releases(fleet, "ann") > known + 2  # evaluations are counted as well
 
 
 def clients(fleet: Fleet) -> dict[str, dict[str, Any]]:
@@ -86,6 +92,51 @@ def test_a_server_that_asks_for_more_than_the_limit_gets_nothing(fleet: Fleet) -
     assert "takes part no more: epsilon 0.00 of the 5" in fleet.log("ann.log")
     assert fleet.query("select count(*) from updates") == [(0,)]
     assert not (fleet.folder / "clients" / "ann" / "releases.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_ledger_has_all_that_a_server_was_sent_however_often_the_client_is_killed(
+    fleet: Fleet,
+) -> None:
+    fleet.init(size=200_000, task=PLAIN)
+    settings = {"round__minimum_clients": 1, "round__evaluate_every": 1, "privacy__report_noise": 1}
+    fleet.start_server(rounds=1000, **settings, privacy__reports="noised", **LOCAL)
+    for seconds in (0.0, 0.02, 0.05):  # more often, and it would be taken for two processes
+        known = releases(fleet, "ann")
+        fleet.start_client("ann", "--max-epsilon", "1e6", task=PLAIN)
+        until(functools.partial(released_more, fleet, known), "a release")
+        time.sleep(seconds)  # so that it dies in different places
+        fleet.kill_client("ann")
+    rows = fleet.query("select what from releases where client = 'ann'")
+    evaluations = sum(what.startswith("evaluation") for (what,) in rows)
+    recorded = ReleaseLedger(fleet.folder / "clients" / "ann")
+    (federation,) = recorded.costs
+    assert recorded.counts[federation, "update", True] >= len(rows) - evaluations >= 3
+    assert recorded.counts[federation, "evaluation", True] >= evaluations > 0
+
+
+@pytest.mark.slow
+def test_a_limit_holds_over_two_federations_at_the_same_time(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """One device takes part in both, with one state directory."""
+    fleets = [Fleet(tmp_path_factory.mktemp("fleet")) for _ in range(2)]
+    (fleets[0].folder / "clients").mkdir()
+    (fleets[1].folder / "clients").symlink_to(fleets[0].folder / "clients")
+    try:
+        for fleet in fleets:
+            fleet.init(task=PLAIN)
+            fleet.start_server(rounds=1000, round__minimum_clients=1, **LOCAL)
+        limit = ("--max-epsilon", f"{spent(7) + 0.01}")
+        for fleet in fleets:
+            fleet.start_client("ann", *limit, task=PLAIN, step_seconds=0.05)
+        for fleet in fleets:
+            assert fleet.clients["ann"].wait(30) == 0
+            assert "takes part no more" in fleet.log("ann.log")
+        assert sum(releases(fleet, "ann") for fleet in fleets) == len(ledger(fleet, "ann")) == 7
+    finally:
+        for fleet in fleets:
+            fleet.end()
 
 
 @pytest.mark.slow
