@@ -140,6 +140,23 @@ def test_a_limit_holds_over_two_federations_at_the_same_time(
 
 
 @pytest.mark.slow
+def test_a_server_that_is_away_learns_later_that_a_client_retired(fleet: Fleet) -> None:
+    fleet.init(task=PLAIN)
+    fleet.start_server(rounds=1000, **LOCAL)
+    fleet.start_client("bob", task=PLAIN)
+    fleet.start_client("ann", "--max-epsilon", "50", task=PLAIN, step_seconds=1)
+    until(lambda: fleet.status().received, "bob's update")
+    fleet.kill_server()
+    other = LedgerEntry("another federation", "update", 0, "aa", 1e6)
+    assert ReleaseLedger(fleet.folder / "clients" / "ann").record(other)
+    until(lambda: "takes part no more" in fleet.log("ann.log"), "ann to reach her limit")
+    fleet.start_server(rounds=1000, **LOCAL)
+    assert fleet.clients["ann"].wait(30) == 0
+    assert clients(fleet)["ann"]["state"] == "retired"
+    until(lambda: "have retired" in fleet.status().held_because, "the reason")
+
+
+@pytest.mark.slow
 def test_a_client_whose_ledger_is_removed_sends_nothing_more(fleet: Fleet) -> None:
     fleet.init(task=PLAIN)
     settings = {"round__minimum_clients": 1, "round__evaluate_every": 0}
@@ -217,6 +234,8 @@ def test_a_federation_whose_clients_retired_is_held_and_says_why(fleet: Fleet) -
     assert scrape(port)[series("fairfleet_clients", state="retired")] == 2
     assert on_the_page(port, "bob")[0] == "retired"
 
+    assert fleet.start_client("bob", *limit, task=PLAIN).wait(30) == 0
+    assert "rounds can begin again" not in fleet.log("server.log"), "bob did not come to train"
     version = fleet.version()
     fleet.start_client("ann", task=PLAIN)  # its owner gives up the limit
     fleet.wait_for_version(version + 2)

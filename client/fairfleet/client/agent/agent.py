@@ -128,7 +128,7 @@ class Agent:
             reason, retires = "its privacy budget is spent, by its owner's limit", True
             return f"retired: {reason}"
         finally:
-            self._connection.leave(reason, retires=retires)
+            (self._connection.retire if retires else self._connection.leave)(reason)
             self._local_state.leave()
 
     def _take_part(self) -> str:

@@ -30,7 +30,7 @@ from fairfleet.client.agent.pauses import CALL_SECONDS, TRIES_BEFORE_PATIENCE, p
 from fairfleet.client.agent.raw_calls import raw_calls
 from fairfleet.client.agent.sample_counts import SampleCounts
 from fairfleet.common.cli.durations import format_duration
-from fairfleet.common.errors import Refused, SessionUnknown, refusal, short
+from fairfleet.common.errors import FleetError, Refused, SessionUnknown, refusal, short
 from fairfleet.common.features import check_spoken
 from fairfleet.common.net.channel_options import CLIENT_OPTIONS
 from fairfleet.common.net.server_access import ServerAccess, handshake_words
@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 FAILURES_BEFORE_NEW_CHANNEL = 3  # a channel can keep using an address that is gone
 SERVER_BUGS_TOLERATED = 8
+RETIREMENT_SECONDS = 60.0  # for a server that is away to learn of it
 NO_CONNECTION = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 SERVER_BUGS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
@@ -90,12 +91,33 @@ class FleetSession:
         # In a separate thread, because the interrupted main thread may hold a lock of gRPC.
         threading.Thread(target=lambda: self._channel.close(), daemon=True).start()
 
-    def leave(self, reason: str, *, retires: bool = False) -> None:
-        """End the session and close the connection; `retires`: the privacy budget is spent."""
+    def leave(self, reason: str) -> None:
+        """End the session and close the connection."""
         if self.joined.session:
             with self._access.channel() as channel:  # a new one, since `stop` closed the other
-                self._send_leave(FleetStub(channel), reason, retires)
+                self._send_leave(FleetStub(channel), reason)
         self._channel.close()
+
+    def retire(self, reason: str) -> None:
+        """Leave for good: the privacy budget is spent.
+
+        A server that is away is waited for, because it would wait for this client. It has a minute.
+        """
+        deadline = threading.Timer(RETIREMENT_SECONDS, self.stop)
+        deadline.start()
+        try:
+            self.repeat(
+                lambda session: self._stub.Leave(
+                    pb.LeaveRequest(session=session, reason=reason, retires=True),
+                    timeout=CALL_SECONDS,
+                )
+            )
+        except (Stopped, FleetError) as error:
+            why = str(error) or "it does not answer"
+            log.warning("the server does not know that this client retires: %s", why)
+        finally:
+            deadline.cancel()
+            self._channel.close()
 
     def disconnect(self, reason: str) -> None:
         """Leave for a while: no connection stays open, and the server waits for nothing."""
@@ -112,9 +134,9 @@ class FleetSession:
             self._connect()
             self._is_disconnected = False
 
-    def _send_leave(self, stub: FleetStub, reason: str, retires: bool = False) -> None:
+    def _send_leave(self, stub: FleetStub, reason: str) -> None:
         """Send Leave once; a server that is gone does not need it."""
-        request = pb.LeaveRequest(session=self.joined.session, reason=reason, retires=retires)
+        request = pb.LeaveRequest(session=self.joined.session, reason=reason)
         try:
             stub.Leave(request, timeout=2)
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed meanwhile

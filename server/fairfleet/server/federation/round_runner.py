@@ -90,7 +90,10 @@ class RoundRunner:
         self.privacy_budget = (
             PrivacyBudget(store, settings.privacy, recipe) if settings.privacy else None
         )
-        self.scheduler = Scheduler(settings, store, self.requirements, self.privacy_budget)
+        self.retired = retired_clients(store)  # by their owners, with the reason
+        self.scheduler = Scheduler(
+            settings, store, self.requirements, self.privacy_budget, self.retired
+        )
         self.assignments = Assignments(sessions)
         self.training_times = TrainingTimes(loop_time())
         self.clock = TrainingClock(elapsed_seconds(store))
@@ -117,7 +120,6 @@ class RoundRunner:
         self._result: PublishedModel | None = None
         self._minimum_clients = settings.round.minimum_clients
         self.revoked = store.revoked()  # clients, with the reason
-        self.retired = retired_clients(store)  # by their owners, with the reason
         self._exhausted = set[str]()  # clients whose spent budget was logged
         self.lock = asyncio.Lock()
         self.round = Round(0)

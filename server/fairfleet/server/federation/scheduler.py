@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
 from fairfleet.server.federation.clients.feature_requirements import (
@@ -61,7 +61,10 @@ class Scheduler:
         store: Store,
         requirements: FeatureRequirements = NO_REQUIREMENTS,
         budget: PrivacyBudget | None = None,
+        retired: Collection[str] = (),
     ) -> None:
+        """`retired` are the clients whose owners let them take part no more; it may change."""
+        self._retired = retired
         self._settings, self._ending = settings.round, settings.end.ending()
         self._requirements, self._budget = requirements, budget
         self._seed = settings.seed
@@ -221,14 +224,18 @@ class Scheduler:
         return [session for session in sessions if self._may_train(session)]
 
     def _may_train(self, session: Session) -> bool:
-        return self._requirements.allow(session.member, "train") and (
-            self._budget is None or self._budget.may_train(session.client)
+        return (
+            self._requirements.allow(session.member, "train")
+            and (self._budget is None or self._budget.may_train(session.client))
+            and session.client not in self._retired
         )
 
     def may_evaluate(self, session: Session) -> bool:
         """Return whether a client with test data can be selected to evaluate."""
-        return self._requirements.allow(session.member, "evaluate") and (
-            self._budget is None or self._budget.may_evaluate(session.client)
+        return (
+            self._requirements.allow(session.member, "evaluate")
+            and (self._budget is None or self._budget.may_evaluate(session.client))
+            and session.client not in self._retired
         )
 
     def missing_clients(self, round_: Round, sessions: Sequence[Session]) -> int:

@@ -79,8 +79,6 @@ class ClientRequests:
         self._assignments.wake(client)
         self._announce_join(member)
         self._book.note(member)
-        if client in self._runner.retired:
-            await self._departures.retire(client, None)  # its owner raised the limit
         # The software of a client may have been another one before it was restarted.
         if (assignment := self._assignments.assignment(client)) and not self._can_do(
             member, assignment.kind
@@ -166,6 +164,7 @@ class ClientRequests:
         """Wait for the client's next task; None if there is none yet, or the round is finished."""
         session = self.session(session_id)
         self._limits.polls.take(session.client, loop_time())
+        await self._take_back(session.client)
         await self._wait_for_task(session)
         return self._assignment(session)
 
@@ -176,6 +175,7 @@ class ClientRequests:
         """
         session = self.session(session_id)
         self._limits.polls.take(session.client, loop_time())
+        await self._take_back(session.client)
         if self._early_model(session.client) is None:
             await self._wait_for_task(session, for_models=True)
         if self._assignments.assignment(session.client) is not None:
@@ -188,6 +188,15 @@ class ClientRequests:
         if self._early_model(session.client) is not None:
             await self._wait_for_task(session)
         return self._assignment(session)
+
+    async def _take_back(self, client: str) -> None:
+        """Let a retired client take part again: its owner has raised the limit.
+
+        One that was only started again joins, and leaves without asking for a task.
+        """
+        if client in self._runner.retired:
+            await self._departures.retire(client, None)
+            await self._runner.record()  # it may be the client that was missing
 
     def _early_model(self, client: str) -> PublishedModel | None:
         early = self._runner.early_publication
