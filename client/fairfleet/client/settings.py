@@ -66,7 +66,10 @@ class ClientSettings(Settings):
         default=False, description="connect to another machine without encryption"
     )
     name: str = Field(default_factory=host_name, description="identity of this client")
-    task: str = Field(description="module:name of a Task, or of a function that builds one")
+    task: str = Field(
+        description="module:name of a Task, or of a function that builds one",
+        examples=["--task my_task:task"],
+    )
     options: dict[str, str] = Field(
         default={}, description="arguments for the function that builds the task"
     )

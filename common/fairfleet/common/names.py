@@ -1,4 +1,4 @@
-"""Names of clients, operators, federations and schemas: what is allowed, and the refusals.
+"""Names of clients, operators, federations, schemas and rounds: what is allowed, and the refusals.
 
 A name is in certificates, in file names and on the command line. So it has few characters, all
 of which are the same in every encoding and in every shell.
@@ -70,3 +70,15 @@ def replace_forbidden(text: str) -> str:
     """
     name = _FORBIDDEN.sub("-", text)[:MAX_NAME_CHARS]
     return "" if name in RESERVED_NAMES else name
+
+
+def round_name(number: int) -> str:
+    """Return how texts for people name a round. They count rounds from 1.
+
+    The protocol, the API, JSON and metrics count from 0: their round n leads from version n to
+    version n + 1. So a round has the number of the version that it made.
+
+    >>> round_name(0)
+    'round 1'
+    """
+    return f"round {number + 1}"

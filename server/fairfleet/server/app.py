@@ -35,6 +35,7 @@ from fairfleet.server.monitoring.monitor import Monitor
 from fairfleet.server.rpc.channel_options import connection_limits, keep_log_short
 from fairfleet.server.rpc.endpoints import ENROLMENT, Endpoints, check_transport
 from fairfleet.server.rpc.fleet_service import RAW_STREAMS, FleetService
+from fairfleet.server.rpc.free_ports import check_ports
 from fairfleet.server.rpc.handlers import service_handler
 from fairfleet.server.rpc.operator_service import OperatorService
 from fairfleet.server.settings import ServerSettings
@@ -55,27 +56,53 @@ def open_store(settings: ServerSettings) -> Store:
 
     Raises UsageError if the model is missing, too large, or differs from the federation's.
     """
+    _require_model_or_federation(settings)
+    model = _initial_model(settings)  # a file that cannot be read leaves no empty directory
     store = Store(settings.state_dir, settings.database, schema=settings.database_schema)
     try:
         with store.explained():
-            _create_or_check_federation(store, settings)
+            _create_or_check_federation(store, settings, model)
     except BaseException:
         store.close()
         raise
     return store
 
 
-def _create_or_check_federation(store: Store, settings: ServerSettings) -> None:
+def _require_model_or_federation(settings: ServerSettings) -> None:
+    """Raise UsageError for a new directory without a model, before the directory is made."""
+    if not settings.model and not settings.database and _is_to_be_made(settings.state_dir):
+        raise _no_model(settings)
+
+
+def _is_to_be_made(folder: Path) -> bool:
+    """Return whether a folder does not exist, but can: what is above it is a folder."""
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    return above.is_dir() and not folder.exists()
+
+
+def _no_model(settings: ServerSettings) -> UsageError:
+    return UsageError(
+        f"{settings.state_dir} holds no federation yet, and no initial model was given. "
+        "Make one with `fairfleet init --task module:name --output model.safetensors` and "
+        "start the server with --model model.safetensors."
+    )
+
+
+def _initial_model(settings: ServerSettings) -> Model | None:
     if settings.model is None:
-        if not store.has_federation:
-            raise UsageError(
-                f"{settings.state_dir} holds no federation yet, and no initial model was given. "
-                "Make one with `fairfleet init --task module:name --output model.safetensors` and "
-                "start the server with --model model.safetensors."
-            )
-        return
+        return None
     _check_size(settings.model, settings.limits.model_bytes)
     model, _ = Model.load(settings.model)
+    return model
+
+
+def _create_or_check_federation(
+    store: Store, settings: ServerSettings, model: Model | None
+) -> None:
+    if model is None:
+        if not store.has_federation:
+            raise _no_model(settings)
+        return
     if store.has_federation:
         difference = store.signature().difference(model.signature)
         if difference:
@@ -112,6 +139,7 @@ async def serve(settings: ServerSettings, ready: Callable[[str, str], None]) -> 
     stop_requested = _signals()
     check_transport(settings)
     token = read_token(settings)
+    check_ports(settings)
     # Idle BLAS threads spin after each call, on cores that serving needs. The gram engine splits
     # the work over its own threads instead.
     threadpool_limits(1, user_api="blas")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fairfleet.client.settings import ClientSettings
 from fairfleet.common.cli.settings import default_text, parse_assignment, read_settings
 from fairfleet.common.errors import BadSettings
 from fairfleet.server.settings import ServerSettings
@@ -181,3 +182,29 @@ def test_off_may_be_written_without_quotes(tmp_path: Path, monkeypatch: pytest.M
     assert read_settings(ServerSettings, None, {}).diagnostics == "model"
     with pytest.raises(BadSettings, match="diagnostics"):
         read_settings(ServerSettings, None, {"diagnostics": "some"})
+
+
+@pytest.mark.parametrize(
+    ("mistyped", "meant"),
+    [
+        ("rounnds", "rounds"),
+        ("plan.learning_rat", "plan.learning_rate"),
+        ("http_port", "http.port"),
+        ("deadline_seconds", "round.deadline_seconds"),
+        ("htp.port", "http"),
+    ],
+)
+def test_a_mistyped_setting_is_answered_with_the_similar_one(mistyped: str, meant: str) -> None:
+    with pytest.raises(BadSettings, match=f"did you mean '{re.escape(meant)}'\\?"):
+        read_settings(ServerSettings, None, {mistyped: "1"})
+
+
+def test_a_setting_that_is_similar_to_none_gets_no_advice() -> None:
+    with pytest.raises(BadSettings) as caught:
+        read_settings(ServerSettings, None, {"xyzzyplugh": "1"})
+    assert str(caught.value).endswith("xyzzyplugh: there is no such setting")
+
+
+def test_a_missing_task_is_answered_with_how_to_give_it() -> None:
+    with pytest.raises(BadSettings, match=r"module:name of a Task.*--task my_task:task"):
+        read_settings(ClientSettings, None, {})

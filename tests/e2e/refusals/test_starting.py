@@ -166,3 +166,29 @@ def test_a_client_command_that_cannot_work_names_the_mistake(
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_start_that_fails_leaves_no_state_directory(fleet: Fleet) -> None:
+    state = ("--state-dir", str(fleet.state))
+    assert "no initial model was given" in start_server(fleet, *state)[1]
+    assert not fleet.state.exists()
+    (fleet.folder / "broken.safetensors").write_bytes(b"not a model")
+    code, _ = start_server(fleet, *state, "--model", str(fleet.folder / "broken.safetensors"))
+    assert code != 0
+    assert not fleet.state.exists()
+
+
+@pytest.mark.parametrize("option", ["--listen", "--set"])
+def test_a_port_in_use_is_one_line_and_leaves_no_state_directory(fleet: Fleet, option: str) -> None:
+    model = fleet.init()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        value = address if option == "--listen" else f"http.port={listener.getsockname()[1]}"
+        words = (option, value, "--state-dir", str(fleet.state), "--model", str(model))
+        code, stderr = start_server(fleet, *words)
+    assert code == 2
+    assert stderr.startswith(f"error: cannot listen on {address}: the port is in use.")
+    assert len(stderr.splitlines()) == 1
+    assert not fleet.state.exists()

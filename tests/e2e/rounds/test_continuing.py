@@ -416,3 +416,21 @@ def test_undone_rounds_leave_the_page_and_the_metrics_also_after_a_restart(fleet
     command(fleet, "continue", "--from", "5", "--rounds", "9")  # its rounds stand again
     until(lambda: shown_rounds(port) == [0, 1, 2, 3, 4], "the rounds that count again")
     assert [entry["version"] for entry in page(port)["evaluations"]] == [1, 2, 3, 4, 5]
+
+
+def test_a_start_on_a_finished_or_changed_federation_says_what_to_do(fleet: Fleet) -> None:
+    fleet.init()
+    fleet.start_server(rounds=1)
+    start_clients(fleet)
+    finish(fleet, 1)
+    assert "other settings" not in fleet.log("server.log")
+    fleet.stop_server()
+    fleet.start_server(rounds=1, **{"plan.learning_rate": 0.5})
+    until(
+        lambda: "has finished at version 1 (all rounds are done)" in fleet.log("server.log"), "log"
+    )
+    log = fleet.log("server.log")
+    assert "`fairfleet continue --rounds N`" in log
+    assert "plan.learning_rate was" in log
+    assert "and is 0.5" in log
+    assert "give another --state-dir" in log

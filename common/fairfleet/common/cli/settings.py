@@ -22,6 +22,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from fairfleet.common.cli.suggestions import did_you_mean, how_to_give
 from fairfleet.common.errors import BadSettings, UsageError, short
 
 PREFIX = "FAIRFLEET_"
@@ -175,10 +176,19 @@ def _yaml_mistake(error: Exception) -> str:
 
 
 def _explain(error: ValidationError, kind: type[BaseModel], file: Path | None, sources: str) -> str:
-    lines = [_explain_mistake(mistake, kind) for mistake in error.errors()]
+    lines = [_explain_mistake(m, kind) + _remedy(m, kind) for m in error.errors()]
     where = f" in {file}, {sources}" if file else f" in {sources}"
     count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
     return f"{count} in the settings{where}:\n" + "\n".join(lines)
+
+
+def _remedy(mistake: Any, kind: type[BaseModel]) -> str:
+    match mistake["type"]:
+        case "extra_forbidden":
+            return did_you_mean(kind, mistake["loc"])
+        case "missing":
+            return how_to_give(kind, mistake["loc"])
+    return ""
 
 
 def _explain_mistake(mistake: Any, kind: type[BaseModel]) -> str:

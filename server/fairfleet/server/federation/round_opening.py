@@ -7,6 +7,7 @@ import logging
 
 from fairfleet.common.errors import short
 from fairfleet.common.features import software
+from fairfleet.common.names import round_name
 from fairfleet.server.federation.model_committer import CommitterOptions, ModelCommitter
 from fairfleet.server.federation.operators.effective_settings import settings_digest
 from fairfleet.server.federation.round_runner import RoundRunner
@@ -15,7 +16,7 @@ from fairfleet.server.rounds.state_machine import Phase, Round
 from fairfleet.server.rules import Recipe
 from fairfleet.server.rules.optimizers import OPTIMIZERS
 from fairfleet.server.settings import ServerSettings, plan_for_rule
-from fairfleet.server.storage.store import Fact, StoredUpdate
+from fairfleet.server.storage.store import Fact, Store, StoredUpdate
 from fairfleet.server.transfer.prediction_bases import PredictionBases
 
 log = logging.getLogger(__name__)
@@ -32,14 +33,30 @@ async def open_round(runner: RoundRunner, settings: ServerSettings, recipe: Reci
     updates = {update.client: update for update in stored_updates if update.file}
     await _delete_unneeded_files(runner, stored.number, updates)
     runner.round, actions = state_machine.resume(stored, runner.policy, frozenset(updates))
-    log.info(
-        "%s: round %d is %s with %d updates",
-        store.federation,
-        stored.number,
-        runner.round.phase.value,
-        len(runner.round.received),
-    )
+    _log_start(store, runner.round, settings)
     return updates, actions
+
+
+def _log_start(store: Store, round_: Round, settings: ServerSettings) -> None:
+    """Log where the federation goes on, or that it is over and how to go on."""
+    if round_.phase is not Phase.FINISHED:
+        log.info(
+            "%s: %s is %s with %d updates",
+            store.federation,
+            round_name(round_.number),
+            round_.phase.value,
+            len(round_.received),
+        )
+        return
+    log.warning(
+        "the federation in %s has finished at version %d (%s): no more rounds are trained. To go "
+        "on, run `fairfleet continue --rounds N` with N above %d while this server runs; to begin "
+        "a new federation, give another --state-dir.",
+        settings.state_dir,
+        round_.number,
+        round_.stopping,
+        round_.number,
+    )
 
 
 async def open_committer(
@@ -116,5 +133,5 @@ async def _stored_round(runner: RoundRunner) -> Round:
         writes = [runner.store.withdrawal_write(client, stored.number) for client in withdrawn]
         await runner.executors.in_database(runner.store.record, facts, stored, *writes)
         names = short(", ".join(removed), 200)
-        log.warning("round %d continues without revoked clients: %s", stored.number, names)
+        log.warning("%s continues without revoked clients: %s", round_name(stored.number), names)
     return stored
