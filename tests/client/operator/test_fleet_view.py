@@ -162,3 +162,10 @@ def test_the_phase_names_a_pause_and_the_end() -> None:
 def test_an_unknown_event_of_a_newer_server_is_ignored() -> None:
     view = FleetView()
     assert fold(view, pb.Event(round=3)) is view
+
+
+def test_a_client_that_knows_of_the_end_is_finished_and_not_gone() -> None:
+    state = pb.CLIENT_STATE_FINISHED
+    status = pb.StatusResponse(phase=pb.PHASE_FINISHED)
+    snapshot = Snapshot(status, [pb.ClientRecord(client="ann", state=state)])
+    assert fold(FleetView(), snapshot).clients["ann"].doing.value == "finished"

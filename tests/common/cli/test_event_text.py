@@ -36,14 +36,14 @@ RECORD = pb.RoundRecord(
             {"client_gone": pb.ClientGone(client="ann", reason="spent", connected=2, retired=True)},
             "ann has retired (spent); 2 connected",
         ),
-        ({"round_started": pb.RoundStarted(clients=["ann"])}, "round 4: 1 client selected"),
+        ({"round_started": pb.RoundStarted(clients=["ann"])}, "round 5: 1 client selected"),
         (
             {"round_started": pb.RoundStarted(clients=["ann", "bob"], attempt=1)},
-            "round 4, attempt 2: 2 more clients selected",
+            "round 5, attempt 2: 2 more clients selected",
         ),
         (
             {"round_committed": pb.RoundCommitted(record=RECORD)},
-            "round 4 committed, 1 update, without bob; rejected: cyd",
+            "round 5 committed, 1 update, without bob; rejected: cyd",
         ),
         (
             {"step_tried": pb.StepTried(client="ann", failure=FAILURE)},

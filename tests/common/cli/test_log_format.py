@@ -51,12 +51,27 @@ def test_an_exception_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) ->
     assert "test_log_format.py" in attributes["exception.stacktrace"]
 
 
-def test_round_events_are_logged_in_json_only(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def event(kind: str, text: str, seconds: float) -> None:
+    fields = {"msg": text, "event": kind, "created": seconds, "levelno": logging.INFO}
+    record = logging.makeLogRecord({"name": log_format.EVENTS, "levelname": "INFO", **fields})
+    logging.getLogger(log_format.EVENTS).handle(record)
+
+
+def test_a_text_log_shows_progress_and_json_all_events(capsys: pytest.CaptureFixture[str]) -> None:
     log_format.set_up(False, "text")
-    logging.getLogger(log_format.EVENTS).info("round 3 committed")
-    assert capsys.readouterr().err == ""
+    event("round_started", "round 3: 2 clients selected", 1000.0)
+    event("round_committed", "round 3 committed", 1000.5)
+    event("round_committed", "round 4 committed", 1000.9)
+    event("evaluation_finished", "version 4 evaluated", 1000.9)
+    event("round_committed", "round 5 committed", 1001.6)
+    event("round_committed", "round 6 committed", 900.0)  # the clock was set back
+    shown = [line.split(maxsplit=2)[2] for line in capsys.readouterr().err.splitlines()]
+    assert shown == [
+        "round 3 committed",
+        "version 4 evaluated",
+        "round 5 committed",
+        "round 6 committed",
+    ]
     log_format.set_up(False, "json")
     logging.getLogger(log_format.EVENTS).info("round 3 committed")
     assert json.loads(capsys.readouterr().err)["body"] == "round 3 committed"

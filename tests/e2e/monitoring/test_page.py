@@ -109,7 +109,7 @@ def test_numbers_on_the_page_follow_the_store_without_a_reload(
             "rows => rows.map(row => row.dataset.client)"
         )
         assert rows == sorted(stored, key=lambda client: stored[client]["accuracy"])
-        page.wait("#conflicts-lead >> text=Round 5")
+        page.wait("#conflicts-lead >> text=Round 6")
         sentence = f"harms {conflicts} of 3" if conflicts else "harms none of 3"
         assert sentence in page.text("#conflicts-lead")
         assert "verification" in page.text("#rounds-lead")

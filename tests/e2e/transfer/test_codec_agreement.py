@@ -175,7 +175,7 @@ def test_a_late_update_must_have_the_codec_of_its_own_round(fleet: Fleet) -> Non
     late, other = joined(fleet, "late", "other")
     deliver(other, "int8")
     fleet.wait_for_version(1)
-    with refused(Code.INVALID_ARGUMENT, "for round 0 is in codec raw32; its task named int8"):
+    with refused(Code.INVALID_ARGUMENT, "for round 1 is in codec raw32; its task named int8"):
         late.open(late.encode()[1])
     fleet.kill_server()
     fleet.start_server(**(settings | {"codec": "bf16"}))
@@ -330,7 +330,7 @@ def test_a_client_whose_disk_was_wiped_after_its_update_counted_joins_the_next_r
     with caplog.at_level("INFO"):
         assert "rounds" in agent.run()
     assert (
-        "the update for round 0 did not count: client ann has the receipt of another update"
+        "the update for round 1 did not count: client ann has the receipt of another update"
         in caplog.text
     )
     assert fleet.wait_clients() == {"bob": 0}

@@ -148,7 +148,7 @@ def test_a_client_cannot_spend_the_budget_by_endless_announcements(
     budget = PrivacyBudget(store, PrivacySettings(**CLIENT), UNIFORM)
     for number in range(MOST_RELEASES):
         announce(budget, "eve", 0, bytes([number]))
-    with pytest.raises(WrongState, match="eve has announced 8 different results for round 0"):
+    with pytest.raises(WrongState, match="eve has announced 8 different results for round 1"):
         announce(budget, "eve", 0, b"more")
     announce(budget, "eve", 0, bytes([3]))  # a repetition
     assert budget.spent.direct == pytest.approx(MOST_RELEASES * update_cost(2.0))

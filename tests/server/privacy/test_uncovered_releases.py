@@ -135,5 +135,5 @@ def test_reports_before_noising_began_are_listed_as_not_covered(
     announce(PrivacyBudget(store, plain, UNIFORM), "ann", 0, bytes(32))
     store.write(store.update_write(StoredUpdate(0, "ann", bytes(32), "raw32", 1, REPORT, "file")))
     for _ in range(2):
-        assert not_covered(noised).endswith("; nor what was reported before round 1")
+        assert not_covered(noised).endswith("; nor what was reported before round 2")
     store.close()

@@ -141,7 +141,7 @@ def test_every_codec_is_accepted_for_rounds_of_a_version_without_records(
 def test_the_refusal_names_both_codecs() -> None:
     announced = AnnouncedUpdate("ann", 3, "raw32", 10, bytes(32), REPORT)
     with pytest.raises(
-        BadRequest, match=r"round 3 is in codec raw32; its task named bf16 or int8\. Encode"
+        BadRequest, match=r"round 4 is in codec raw32; its task named bf16 or int8\. Encode"
     ):
         check_codec(announced, {"int8", "bf16"})
     check_codec(announced, {"raw32"})

@@ -19,6 +19,7 @@ from fairfleet.client.agent.model_cache import ModelCache
 from fairfleet.client.agent.model_keeper import ModelKeeper
 from fairfleet.client.agent.pauses import pauses
 from fairfleet.client.agent.result_reports import (
+    log_evaluation,
     log_not_needed,
     report_evaluation,
     report_verification,
@@ -38,6 +39,7 @@ from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common import wire
 from fairfleet.common.errors import NotKept, StateDirError, TaskFailed, UsageError, WrongState
 from fairfleet.common.features import software, unknown_to_client
+from fairfleet.common.names import round_name
 from fairfleet.common.net.server_access import ServerAccess
 from fairfleet.common.privacy import PrivacyTerms, model_refusal, shortfall
 from fairfleet.proto.v1 import fleet_pb2 as pb
@@ -203,8 +205,8 @@ class Agent:
         if update.reason and update.digest != self._quarantined:
             self._quarantined = update.digest
             log.warning(
-                "round %d continued without this client's update: %s",
-                update.round,
+                "%s continued without this client's update: %s",
+                round_name(update.round),
                 update.reason,
                 extra={"round": update.round},
             )
@@ -390,6 +392,7 @@ class Agent:
             return
         self.counters.evaluation = evaluation
         report_evaluation(self._connection, self._allowance, request, evaluation)
+        log_evaluation(version, evaluation)
         with self._heartbeat.during(request.id):  # a large file takes time
             self._keeper.evaluated()
 

@@ -9,6 +9,8 @@ from fairfleet.client.agent.introduction import federation_key
 from fairfleet.client.agent.server_connection import ServerConnection
 from fairfleet.client.privacy import Allowance
 from fairfleet.common import wire
+from fairfleet.common.cli.event_text import figure
+from fairfleet.common.cli.log_format import EVENTS
 from fairfleet.common.errors import BadRequest, UsageError, WrongState
 from fairfleet.common.features import MEASURES
 from fairfleet.common.privacy import PrivacyTerms, SystemNoise, protected_evaluation
@@ -16,6 +18,7 @@ from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
+events = logging.getLogger(EVENTS)
 
 
 def report_verification(
@@ -87,3 +90,11 @@ def _protected(evaluation: Evaluation, terms: PrivacyTerms) -> Evaluation:
 def log_not_needed(task_id: str, error: Exception, round_number: int) -> None:
     """Log that a task's result is no longer needed."""
     log.info("%s is no longer needed: %s", task_id, error, extra={"round": round_number})
+
+
+def log_evaluation(version: int, evaluation: Evaluation) -> None:
+    """Log what a model achieves on this client's test data."""
+    figures = evaluation.figures()
+    values = ", ".join(f"{name} {figure(name, row.value)}" for name, row in figures.items())
+    about = {"event": "evaluated", "round": version}
+    events.info("version %d on this client's test data: %s", version, values, extra=about)

@@ -18,6 +18,7 @@ from fairfleet.client.agent.server_connection import ServerConnection
 from fairfleet.client.privacy import Allowance, LedgerUnusable, PrivacyBudgetSpent
 from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common import wire
+from fairfleet.common.cli.log_format import EVENTS
 from fairfleet.common.cli.message_json import word
 from fairfleet.common.errors import (
     AnotherUpdateCounts,
@@ -30,10 +31,12 @@ from fairfleet.common.errors import (
     Refused,
     Superseded,
 )
+from fairfleet.common.names import round_name
 from fairfleet.common.privacy import PrivacyTerms, shortfall
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
+events = logging.getLogger(EVENTS)
 
 # These end the client, or its work for the present federation; the update stays in its spool.
 FINAL = (
@@ -79,7 +82,13 @@ class UpdateUploader:
             # An earlier run of this client sent one. It stands, and the round is done.
             self._discard(spooled, error)
             return
-        self._spool.settle(spooled, counted=_counts(receipt, spooled), for_good=receipt.durable)
+        counted = _counts(receipt, spooled)
+        self._spool.settle(spooled, counted=counted, for_good=receipt.durable)
+        if counted:
+            about = {"event": "update_sent", "round": spooled.round}
+            size, loss = f"{spooled.size_bytes:,}", spooled.report.loss_before
+            text = "%s: update of %s bytes sent; training loss before it %.3f"
+            events.info(text, round_name(spooled.round), size, loss, extra=about)
 
     def send_unsent(self) -> None:
         """Send the update that an earlier run of this client left, if there is one.
@@ -135,8 +144,8 @@ class UpdateUploader:
 
     def _discard(self, spooled: SpooledUpdate, error: FleetError) -> None:
         log.info(
-            "the update for round %d did not count: %s",
-            spooled.round,
+            "the update for %s did not count: %s",
+            round_name(spooled.round),
             error,
             extra={"round": spooled.round},
         )

@@ -210,6 +210,8 @@ def rounds(
     not rise, by the reports of the next round, and of how many clients. step: which part of the
     step was taken, if clients tried it. admission: unusual updates and what was done about them.
 
+    Rounds are counted from 1 in the table, as everywhere in texts; in JSON, from 0.
+
     Examples:
 
       fairfleet rounds --last 5
@@ -271,7 +273,7 @@ def _table(*headings: str) -> Table:
 
 def _rounds_table(records: Sequence[pb.RoundRecord]) -> Table:
     rows = [
-        (f"{record.round}{' (undone)' if record.undone else ''}", *_round_cells(record))
+        (f"{record.round + 1}{' (undone)' if record.undone else ''}", *_round_cells(record))
         for record in records
     ]
     columns = [

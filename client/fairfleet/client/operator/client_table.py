@@ -54,7 +54,7 @@ def _all_cells(record: pb.ClientRecord) -> list[str]:
         record.software.removeprefix("fairfleet ") or "-",
         str(record.train_samples or "-"),
         str(record.updates_counted),
-        str(record.last_counted_round) if record.HasField("last_counted_round") else "-",
+        str(record.last_counted_round + 1) if record.HasField("last_counted_round") else "-",
         f"{100 * evaluation.accuracy:.1f} %"
         if evaluation and evaluation.HasField("accuracy")
         else "-",

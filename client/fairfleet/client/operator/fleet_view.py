@@ -32,6 +32,7 @@ class ClientActivity(enum.Enum):
     LOST = "lost"  # to the round under way, or to the newest
     GONE = "gone"
     REVOKED = "revoked"
+    FINISHED = "finished"  # it knows that the federation is
     RETIRED = "retired"  # its privacy budget is spent
 
 
@@ -162,6 +163,7 @@ ACTIVITIES = {
     pb.CLIENT_STATE_GONE: ClientActivity.GONE,
     pb.CLIENT_STATE_REVOKED: ClientActivity.REVOKED,
     pb.CLIENT_STATE_RETIRED: ClientActivity.RETIRED,
+    pb.CLIENT_STATE_FINISHED: ClientActivity.FINISHED,
 }
 # A client that disconnects while it does one of these owes the server an answer.
 BUSY = (ClientActivity.TRAINING, ClientActivity.VERIFYING, ClientActivity.EVALUATING)
@@ -250,13 +252,11 @@ def _after_event(view: FleetView, event: pb.Event, fields: Any) -> FleetView:
 
 
 def _after_membership(view: FleetView, change: pb.ClientJoined | pb.ClientGone) -> FleetView:
-    changes: dict[str, Any]
+    changes: dict[str, Any] = {"doing": ClientActivity.RETIRED}
     if isinstance(change, pb.ClientJoined):
-        changes = {"device": change.device, "samples": change.train_samples}
-        changes["doing"] = ClientActivity.IDLE
-    elif change.retired:
-        changes = {"doing": ClientActivity.RETIRED}
-    else:
+        device, samples = change.device, change.train_samples
+        changes = {"device": device, "samples": samples, "doing": ClientActivity.IDLE}
+    elif not change.retired:
         previous = view.clients.get(change.client)
         was_busy = previous is not None and previous.doing in BUSY
         changes = {"doing": ClientActivity.LOST if was_busy else ClientActivity.GONE}

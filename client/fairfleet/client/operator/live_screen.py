@@ -40,6 +40,7 @@ STYLES = {
     ClientActivity.GONE: "red",
     ClientActivity.REVOKED: "red",
     ClientActivity.RETIRED: "dim",
+    ClientActivity.FINISHED: "green",
 }
 STEPS = "▁▂▃▄▅▆▇█"
 LONGEST_NAME = 24  # columns; names may have up to 64 characters

@@ -1,8 +1,8 @@
 """Events of a federation as one line of text each, from the event alone.
 
 `fairfleet watch`, the server's log and the dashboard use this text. Events that come by the
-thousand (an update, a progress report) have no line. Rounds are numbered from 0, as in the
-protocol, the metrics and the logs.
+thousand (an update, a progress report) have no line. Rounds are counted from 1, as in all texts
+for people; the protocol, JSON and metrics count them from 0.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairfleet.common.errors import short
+from fairfleet.common.names import round_name
 from fairfleet.proto.v1 import operator_pb2 as pb
 
 
@@ -63,12 +64,12 @@ def _round_started(number: int, started: pb.RoundStarted) -> str:
     clients = len(started.clients)
     if started.attempt:
         more = count(clients, "more client")
-        return f"round {number}, attempt {started.attempt + 1}: {more} selected"
-    return f"round {number}: {count(clients, 'client')} selected"
+        return f"{round_name(number)}, attempt {started.attempt + 1}: {more} selected"
+    return f"{round_name(number)}: {count(clients, 'client')} selected"
 
 
 def _round_committed(record: pb.RoundRecord) -> str:
-    line = f"round {record.round} committed, {count(len(record.contributions), 'update')}"
+    line = f"{round_name(record.round)} committed, {count(len(record.contributions), 'update')}"
     if record.dropped:
         line += f", without {short(', '.join(record.dropped))}"
     for decision in ("rejected", "quarantined"):

@@ -14,8 +14,13 @@ from typing import Any, Literal
 
 Format = Literal["text", "json"]
 
-# The logger of what happens round by round. It is for programs: people have `fairfleet watch`.
+# The logger of what happens round by round. For programs it logs everything; for people, progress.
 EVENTS = "fairfleet.events"
+# Events that a text log shows, and how many seconds of rounds one line stands for: rounds of a
+# small model may take milliseconds. `fairfleet watch` shows every round.
+THINNED = ("round_committed", "update_sent")
+PROGRESS = (*THINNED, "evaluation_finished", "server_evaluated", "evaluated")
+SECONDS_PER_LINE = 1.0
 ATTRIBUTES = ("round", "client", "event", "seconds", "updates", "dropped", "reported", "asked")
 SEVERITY = {
     logging.DEBUG: 5,
@@ -30,7 +35,7 @@ TEXT = "%(asctime)s %(levelname)-7s %(message)s"
 def set_up(verbose: bool, log_format: Format = "text", service: str = "fairfleet") -> None:
     """Send all log lines to standard error; `service` names this program in JSON lines.
 
-    Round-by-round events are logged in JSON only.
+    JSON has all round-by-round events, text only those that show progress.
     """
     handler = logging.StreamHandler(sys.stderr)
     as_json = log_format == "json"
@@ -39,7 +44,9 @@ def set_up(verbose: bool, log_format: Format = "text", service: str = "fairfleet
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    logging.getLogger(EVENTS).setLevel(logging.INFO if as_json else logging.WARNING)
+    events = logging.getLogger(EVENTS)
+    events.setLevel(logging.INFO)
+    events.filters[:] = [] if as_json else [ProgressFilter()]
 
 
 def add_attributes(**attributes: str) -> None:
@@ -49,6 +56,23 @@ def add_attributes(**attributes: str) -> None:
             handler.formatter.common_attributes |= {
                 f"fairfleet.{name}": value for name, value in attributes.items()
             }
+
+
+class ProgressFilter(logging.Filter):
+    """Passes events that show progress, and of rounds within one second only the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown_at = -SECONDS_PER_LINE
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record of an event is shown."""
+        event = getattr(record, "event", None)
+        if event in THINNED:
+            if 0 <= record.created - self._shown_at < SECONDS_PER_LINE:
+                return False
+            self._shown_at = record.created
+        return event in PROGRESS
 
 
 class JsonFormatter(logging.Formatter):

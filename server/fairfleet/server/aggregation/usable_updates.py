@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from fairfleet.common.errors import Bug, StateDirError, short
+from fairfleet.common.names import round_name
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Vector
 from fairfleet.server.aggregation.isolation import Attempt, isolate
@@ -50,11 +51,12 @@ class UsableUpdates(Generic[R]):
         """
         attempt = isolate(suspects, self._succeeds, has_history=has_history)
         if attempt is None:
-            log.error("round %d keeps the model: no update could be aggregated", self._round)
+            log.error("%s keeps the model: no update could be aggregated", round_name(self._round))
             return None
         if attempt.fresh_state:
             log.warning(
-                "round %d: rule and optimizer start again, their state was the cause", self._round
+                "%s: rule and optimizer start again, their state was the cause",
+                round_name(self._round),
             )
         return self._repeated(attempt), self.reasons(attempt.without)
 
@@ -74,14 +76,15 @@ class UsableUpdates(Generic[R]):
             raise
         except Exception as error:  # whatever a rule raises, the data of an update is the cause
             self._failures.append(f"{type(error).__name__}: {short(str(error), 300)}")
-            log.warning("round %d cannot be aggregated (%s): %s", self._round, attempt, error)
+            log.warning("%s cannot be aggregated (%s): %s", round_name(self._round), attempt, error)
         return self._staged is not None
 
     def _repeated(self, attempt: Attempt) -> R:
         """Return the result of an attempt, which may no longer be the one in memory."""
         if (self._staged is None or self._staged[0] != attempt) and not self._succeeds(attempt):
             raise Bug(
-                f"round {self._round} could be aggregated once, but not again: {self._failures[-1]}"
+                f"{round_name(self._round)} could be aggregated once, but not again: "
+                f"{self._failures[-1]}"
             )
         assert self._staged is not None
         return self._staged[1]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fairfleet.common.errors import FleetError, StateDirError
+from fairfleet.common.names import round_name
 from fairfleet.common.tensors import Model, Section
 from fairfleet.server.aggregation.finite import is_finite, model_is_finite
 from fairfleet.server.aggregation.staging import layer_sizes
@@ -131,7 +132,7 @@ def _journal(store: Store) -> list[str]:
     for round_number, record in records.items():
         if record.digest != digests.get(round_number + 1):
             problems.append(
-                f"the record of round {round_number} does not have the digest of "
+                f"the record of {round_name(round_number)} does not have the digest of "
                 f"version {round_number + 1}"
             )
     return [*problems, *_undone(events, records, digests)]
@@ -158,4 +159,5 @@ def _undone(
     for number, record in records.items():
         if record.undone is (number in standing):
             expected = "counts" if record.undone else "was undone"
-            yield f"round {number} {expected}, says the journal, but its record says otherwise"
+            name = round_name(number)
+            yield f"{name} {expected}, says the journal, but its record says otherwise"

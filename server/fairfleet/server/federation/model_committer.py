@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fairfleet.common.errors import Bug, StateDirError
+from fairfleet.common.names import round_name
 from fairfleet.common.tensors import Model, add_change
 from fairfleet.common.training_plan import LossMeasurement
 from fairfleet.server.aggregation.admission import (
@@ -335,10 +336,8 @@ class ModelCommitter:
         if halvings is not None:
             add_change(self.model, self._spare, halvings, out=self._spare)
             if not model_is_finite(self._spare):
-                log.error(
-                    "round %d keeps the model: the chosen step leaves float32",
-                    self.publication.version,
-                )
+                name = round_name(self.publication.version)
+                log.error("%s keeps the model: the chosen step leaves float32", name)
                 step, halvings = replace(step, diagnostics=_without_step(step.diagnostics)), None
         if halvings is None:
             self._spare.overwrite(self.model)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from fairfleet.common.errors import WrongState
+from fairfleet.common.names import round_name
 from fairfleet.common.pki.identity import Identity, Role
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.clients.departures import Departures, revocation_message
@@ -96,5 +97,8 @@ class OperatorControl:
         self._runner.background.spawn(executors.in_aggregator(committer.withdraw, client))
         about = {"client": client, "round": number}
         log.warning(
-            "round %d: the update of revoked client %s is removed", number, client, extra=about
+            "%s: the update of revoked client %s is removed",
+            round_name(number),
+            client,
+            extra=about,
         )

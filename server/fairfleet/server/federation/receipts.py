@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairfleet.common.errors import AnotherUpdateCounts, TryLater
+from fairfleet.common.names import round_name
 from fairfleet.server.federation.round_runner import RoundRunner
 from fairfleet.server.rounds.state_machine import Phase
 from fairfleet.server.transfer.upload import AnnouncedUpdate
@@ -54,8 +55,8 @@ class Receipts:
         if receipt := await self.own(announced):
             return receipt
         raise TryLater(
-            f"round {announced.round} continued while the update of {announced.client} came in; "
-            "open it again"
+            f"{round_name(announced.round)} continued while the update of {announced.client} "
+            "came in; open it again"
         )
 
     async def find(self, client: str, number: int) -> Receipt | None:
@@ -92,7 +93,7 @@ class Receipts:
         is_selected = round_.phase is not Phase.FINISHED and round_.concerns(client)
         if is_selected and self._runner.wants_late(client, number):
             raise TryLater(
-                f"round {number} is being committed without {client}; try again in a moment"
+                f"{round_name(number)} is being committed without {client}; try again in a moment"
             )
 
     async def _of_past_round(self, client: str, number: int) -> Receipt | None:
@@ -105,5 +106,5 @@ class Receipts:
             )
         if self._runner.committer.wants_late(client, number):
             return None
-        reason = f"round {number} continued without {client}; its update came too late"
+        reason = f"{round_name(number)} continued without {client}; its update came too late"
         return Receipt(number, b"", counted=False, durable=True, reason=reason)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairfleet.common.errors import WrongState
+from fairfleet.common.names import round_name
 from fairfleet.common.privacy import PrivacyTerms
 from fairfleet.common.reports import Evaluation
 from fairfleet.common.wire import evaluation_out
@@ -107,7 +108,7 @@ class ReportedResults:
             await self._refuse_unrequested_trial(client, number)
             if is_awaited:
                 raise WrongState(
-                    f"round {number} does not verify a step with digest {step.hex()[:16]}…; "
+                    f"{round_name(number)} does not verify a step with digest {step.hex()[:16]}…; "
                     "request the task again"
                 )
 
@@ -134,11 +135,13 @@ class ReportedResults:
         """
         current = self._runner.round.number
         if number > current:
-            raise WrongState(f"round {number} is not known here; this server is at round {current}")
+            raise WrongState(
+                f"{round_name(number)} is not known here; this server is at {round_name(current)}"
+            )
         in_database, store = self._runner.executors.in_database, self._runner.store
         if client not in await in_database(asked_to_verify, store, number):
             raise WrongState(
-                f"client {client} was not selected to verify a step of round {number}; "
+                f"client {client} was not selected to verify a step of {round_name(number)}; "
                 "request a task first"
             )
 

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from fairfleet.common.errors import short
+from fairfleet.common.names import round_name
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.background import loop_time
 from fairfleet.server.federation.clients.assignments import Kind
@@ -59,7 +60,9 @@ class Deadline:
             verifying = round_.phase is Phase.VERIFYING
             if silent := round_.asked if verifying else round_.asked | round_.lost:
                 names, about = short(", ".join(sorted(silent)), 200), {"round": number}
-                log.warning("round %d: the deadline passed without %s", number, names, extra=about)
+                log.warning(
+                    "%s: the deadline passed without %s", round_name(number), names, extra=about
+                )
             await self._runner.apply(event)
 
 
@@ -205,7 +208,7 @@ class RoundActions:
         verdict = verification.verdict(self._trial_policy)
         number = runner.round.number
         about = {"round": number}
-        log.info("round %d: %s (%s)", number, verdict.outcome, verdict.reason, extra=about)
+        log.info("%s: %s (%s)", round_name(number), verdict.outcome, verdict.reason, extra=about)
         staged = await runner.executors.in_aggregator(
             runner.committer.take,
             verification.proposal,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fairfleet.common.names import round_name
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.aggregation.diagnostics import Diagnostics
 from fairfleet.server.federation.event_stream import record_message, step_measured_message
@@ -237,8 +238,8 @@ class RoundCommits:
         for update in quarantined:
             self.quarantine_notices[update.client] = update
             log.warning(
-                "round %d continues without the update of %s: %s",
-                update.round,
+                "%s continues without the update of %s: %s",
+                round_name(update.round),
                 update.client,
                 update.reason,
                 extra={"round": update.round, "client": update.client},

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairfleet.common.errors import Refused, StateDirError, TryLater, WrongState
+from fairfleet.common.names import round_name
 from fairfleet.common.tensors import Vector
 from fairfleet.server.federation.background import loop_time
 from fairfleet.server.federation.event_stream import update_received_message
@@ -122,13 +123,16 @@ class UpdateReceiver:
     def _refuse_future(self, number: int) -> None:
         current = self._runner.round.number
         if number > current:
-            raise WrongState(f"round {number} is not known here; this server is at round {current}")
+            raise WrongState(
+                f"{round_name(number)} is not known here; this server is at {round_name(current)}"
+            )
 
     def _refuse_unselected(self, client: str, number: int, *, was_selected: bool) -> None:
         is_late = number < self._runner.round.number
         if not was_selected or not (is_late or self._runner.round.takes_update_of(client)):
             raise WrongState(
-                f"client {client} was not selected to train in round {number}; request a new task"
+                f"client {client} was not selected to train in {round_name(number)}; "
+                "request a new task"
             )
 
     async def _base_of(self, announced: AnnouncedUpdate) -> Vector:
@@ -154,7 +158,7 @@ class UpdateReceiver:
         if model_digest != trained:
             raise WrongState(
                 f"the update of {client} was computed on model {model_digest.hex()[:16]}…; "
-                f"round {number} trains {(trained or b'').hex()[:16]}…. Request a new task."
+                f"{round_name(number)} trains {(trained or b'').hex()[:16]}…. Request a new task."
             )
 
     async def _was_selected(self, client: str, number: int) -> bool:

@@ -1,7 +1,7 @@
 """Log records for what happens round by round, for programs that read logs.
 
-Every record has the text that `fairfleet watch` prints, and the event's figures as attributes. The
-records are off where logs are for people: they use `fairfleet watch`.
+Every record has the text that `fairfleet watch` prints, and the event's figures as attributes.
+Where logs are text, for people, only progress is shown (`log_format.PROGRESS`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 
 from fairfleet.common.errors import UsageError, WrongState
+from fairfleet.common.names import round_name
 from fairfleet.common.privacy import NO_TERMS, PrivacyTerms, model_refusal, shortfall
 from fairfleet.common.privacy_costs import largest_cost
 from fairfleet.common.reports import Evaluation, TrainReport
@@ -302,7 +303,7 @@ class PrivacyBudget:
     @property
     def _unnoised_past(self) -> str:
         return (
-            f"; nor what was reported before round {self._noised_since}"
+            f"; nor what was reported before {round_name(self._noised_since)}"
             if self._noised_since
             else ""
         )

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from fairfleet.common.errors import WrongState
+from fairfleet.common.names import round_name
 from fairfleet.server.privacy.accountant import SampledRelease
 from fairfleet.server.storage.queries import ReadableStore, Write, writing
 from fairfleet.server.storage.schema import meta, rounds, updates
@@ -99,8 +100,9 @@ def release(store: Store, round_number: int, client: str, what: str, cost: float
         new = what not in recorded
         if new and len(recorded) >= MOST_RELEASES:
             raise WrongState(
-                f"{client} has announced {len(recorded)} different results for round "
-                f"{round_number}, and each reveals more of its data; no further one is accepted. "
+                f"{client} has announced {len(recorded)} different results for "
+                f"{round_name(round_number)}, and each reveals more of its data; no further one "
+                "is accepted. "
                 "Wait for the next round."
             )
         if new:

@@ -17,6 +17,7 @@ from fairfleet.common.errors import (
     WrongState,
     short,
 )
+from fairfleet.common.names import round_name
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.federation.receipts import Receipt
@@ -104,7 +105,7 @@ class UpdateUploads:
                 self._receiver.discard(upload)
             announced = upload.announced
             raise type(error)(
-                f"update of {announced.client} for round {announced.round}: {error}"
+                f"update of {announced.client} for {round_name(announced.round)}: {error}"
             ) from None
         except OSError as error:
             # What is on the disk may differ from what was received.

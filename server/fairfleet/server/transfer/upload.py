@@ -26,6 +26,7 @@ from fairfleet.common.errors import (
     StateDirError,
     WrongState,
 )
+from fairfleet.common.names import round_name
 from fairfleet.common.privacy import NO_TERMS, PrivacyTerms
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Model, Vector
@@ -141,7 +142,7 @@ class Upload:
             self._decoder.take(message)
             if self.offset_bytes > self.announced.size_bytes:
                 raise BadRequest(
-                    f"{self.offset_bytes} bytes came for round {self.announced.round}; "
+                    f"{self.offset_bytes} bytes came for {round_name(self.announced.round)}; "
                     f"{self.announced.size_bytes} were announced"
                 )
             if self._file is not None:
@@ -269,7 +270,7 @@ def check_codec(announced: AnnouncedUpdate, agreed: AbstractSet[str] | None) -> 
     if agreed is None or announced.codec in agreed:
         return
     raise BadRequest(
-        f"the update of {announced.client} for round {announced.round} is in codec "
+        f"the update of {announced.client} for {round_name(announced.round)} is in codec "
         f"{announced.codec}; its task named {' or '.join(sorted(agreed)) or 'none'}. Encode the "
         "update in the codec of TrainTask.codec, or request the task again."
     )

@@ -11,6 +11,7 @@ import logging
 import time
 
 from fairfleet.common.errors import short
+from fairfleet.common.names import round_name
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.background import loop_time
 from fairfleet.server.federation.clients.sessions import Session
@@ -158,9 +159,9 @@ class FleetWatch:
         shortage = scheduler.too_few(sessions)
         if now - self._noticed >= WAITING_NOTICE_SECONDS:
             self._noticed = now
-            log.info("round %d: %s", round_.number, shortage)
+            log.info("%s: %s", round_name(round_.number), shortage)
         if longest is not None and now - self._too_few_since >= longest and not round_.stopping:
-            log.warning("round %d: %s, for %g s now", round_.number, shortage, longest)
+            log.warning("%s: %s, for %g s now", round_name(round_.number), shortage, longest)
             reason = f"{shortage}; gave up after {longest:g} s"
             await self._runner.record(state_machine.StopRequested(reason))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fairfleet.common.errors import BadRequest, FleetError, NotKept, StateDirError, WrongState
+from fairfleet.common.names import round_name
 from fairfleet.common.tensors import Model
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.background import loop_time
@@ -218,11 +219,11 @@ def _refuse_unfinished(round_: Round, wish: ContinuationWish) -> None:
         return
     if not round_.stopping:
         raise WrongState(
-            f"the federation is not finished: round {round_.number} is {round_.phase.value}. "
+            f"the federation is not finished: {round_name(round_.number)} is {round_.phase.value}. "
             "There is nothing to continue; `fairfleet stop` would end it after this round."
         )
     if wish.from_version is not None:
         raise WrongState(
-            f"the federation finishes after round {round_.number}, which is "
+            f"the federation finishes after {round_name(round_.number)}, which is "
             f"{round_.phase.value}; an earlier version can be gone back to when it has finished"
         )

@@ -73,13 +73,18 @@ function phaseWords(status) {
   }
 }
 
+/** Rounds are counted from 1 in texts: version 3 means that the fourth round is under way. */
+function roundWords({ phase, version, rounds_planned: planned }) {
+  return phase === "finished" ? `${whole(version)} of ${plural(planned, "round")} done` : `round ${whole(Math.min(version + 1, planned))} of ${whole(planned)}`;
+}
+
 function top() {
   const { status } = state;
   document.title = `${status.federation} · FairFleet`;
   document.body.dataset.phase = status.phase;
   text("federation", status.federation);
   $("federation").title = `${status.federation_id} · server: ${status.software}`;
-  text("about", `${status.rule} · ${plural(status.parameters, "parameter")} · ${whole(status.connected)} connected · round ${status.version} of ${status.rounds_planned}${left(status)}${spent(status.privacy)}`);
+  text("about", `${status.rule} · ${plural(status.parameters, "parameter")} · ${whole(status.connected)} connected · ${roundWords(status)}${left(status)}${spent(status.privacy)}`);
   $("about").title = status.privacy ? `protects from ${status.privacy.against}; ${status.privacy.not_covered}` : "";
   text("phase-text", document.body.dataset.link === "lost" ? "not connected" : phaseWords(status));
   $("progress-done").style.width = `${(100 * status.version) / status.rounds_planned}%`;
@@ -162,7 +167,7 @@ function conflictWords(round) {
 function stepWords() {
   const step = state.rounds.findLast((entry) => entry.measured != null) ?? state.rounds.at(-1);
   if (step?.promised == null && step?.measured == null) return "clients whose loss did not rise";
-  const title = `The step of round ${step.round}: share of clients whose loss falls to first order, and share whose loss did not rise by their next reports. The number above compares evaluations.`;
+  const title = `The step of round ${step.round + 1}: share of clients whose loss falls to first order, and share whose loss did not rise by their next reports. The number above compares evaluations.`;
   return h("span", { title }, [["promised", step.promised], ["measured", step.measured]].filter(([, share]) => share != null).map(([word, share]) => `${word} ${Math.round(100 * share)} %`).join(", "));
 }
 
@@ -214,7 +219,7 @@ function serverLine(what, found) {
 
 function trainingLoss() {
   lines($("hero-chart"), {
-    x: state.rounds.map((entry) => entry.round), xName: "round", format: number,
+    x: state.rounds.map((entry) => entry.round + 1), xName: "round", format: number,
     lines: [{ name: "mean", color: "mean-c", values: state.rounds.map((entry) => entry.loss_mean) }, { name: "worst 10 %", color: "worst-c", values: state.rounds.map((entry) => entry.loss_worst_10) }],
   });
 }
@@ -266,7 +271,7 @@ function rounds() {
   const fallbacks = recent.filter((entry) => entry.status !== "ok").length;
   const factor = recent.at(-1).factor, judged = admissionWords(recent);
   $("rounds-lead").replaceChildren(...parts.map(([name, color, values]) => h("span", { class: `key ${color}` }, `${name} ${duration(mean(values))}`)), h("span", null, [fallbacks && plural(fallbacks, "fallback"), factor != null && `newest step × ${factor}`, judged].filter(Boolean).join(" · ")));
-  stacks($("rounds-chart"), of("round"), parts.map(([name, color, values]) => ({ name, color, values })), duration);
+  stacks($("rounds-chart"), of("round").map((round) => round + 1), parts.map(([name, color, values]) => ({ name, color, values })), duration);
 }
 
 /** Returns what admission did about unusual updates in these rounds. */

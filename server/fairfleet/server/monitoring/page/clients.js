@@ -23,9 +23,12 @@ let sorted = { column: COLUMNS[2], down: false };
 let rows = [];
 let wanted = "";
 
+/** The word for a client's state; the API calls finished clients done. */
+const stateWord = (row) => (row.state === "done" ? "finished" : row.state);
+
 function standing(row) {
   const excluded = row.connected && row.not_selected_because, title = excluded || (row.state === "retired" ? row.not_selected_because : "");
-  return h("span", { class: `state ${row.state}`, title }, h("i"), excluded ? `${row.state}, not selected` : row.state);
+  return h("span", { class: `state ${row.state}`, title }, h("i"), excluded ? `${stateWord(row)}, not selected` : stateWord(row));
 }
 
 function served(row) {
@@ -77,7 +80,7 @@ export function draw() {
   head();
   const key = sorted.column.key, sign = sorted.down ? -1 : 1;
   const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
-  const fits = (row) => words.every((word) => `${row.client} ${row.device} ${row.software} ${row.state} ${row.not_selected_because ? "not selected" : ""}`.toLowerCase().includes(word));
+  const fits = (row) => words.every((word) => `${row.client} ${row.device} ${row.software} ${stateWord(row)} ${row.not_selected_because ? "not selected" : ""}`.toLowerCase().includes(word));
   const keyed = [...state.clients.values()].filter(fits).map((row) => [key(row), row]);
   keyed.sort(([one, a], [other, b]) => sign * (typeof one === "string" ? names.compare(one, other) : one < other ? -1 : one > other ? 1 : 0) || names.compare(a.client, b.client));
   rows = keyed.map(([, row]) => row);

@@ -40,7 +40,7 @@ export function draw() {
   choices();
   const harmed = conflictMap.conflicting, level = conflictMap.diagnostics ?? "unknown";
   const where = layer === "" ? "" : ` in ${conflictMap.layers[layer]}`;
-  text("conflicts-lead", conflictMap.round == null ? "" : harmed == null ? `Round ${conflictMap.round}: conflicts were not computed (diagnostics ${level}).` : `Round ${conflictMap.round}: ${harmed ? `the direction harms ${harmed} of ${plural(conflictMap.clients.length, "client")}${where}` : `the direction harms none of ${plural(conflictMap.clients.length, "client")}${where}`}.`);
+  text("conflicts-lead", conflictMap.round == null ? "" : harmed == null ? `Round ${conflictMap.round + 1}: conflicts were not computed (diagnostics ${level}).` : `Round ${conflictMap.round + 1}: ${harmed ? `the direction harms ${harmed} of ${plural(conflictMap.clients.length, "client")}${where}` : `the direction harms none of ${plural(conflictMap.clients.length, "client")}${where}`}.`);
   strip();
   if (!conflictMap.cosines.length && harmed == null) return nothing(`There is no map at diagnostics ${level}: the inner products of the updates were not computed.`);
   if (!conflictMap.cosines.length) return nothing(`With more than 100 clients in a round there is no map. ${harmed} of them are in conflict with the direction; the table below shows who.`);
