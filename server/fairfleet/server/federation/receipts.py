@@ -44,8 +44,8 @@ class Receipts:
         if receipt is None or receipt.digest in (b"", announced.digest):
             return receipt
         raise AnotherUpdateCounts(
-            f"client {announced.client} has the receipt of another update for round "
-            f"{announced.round}: {receipt.digest.hex()[:16]}… counts, "
+            f"client {announced.client} has the receipt of another update for "
+            f"{round_name(announced.round)}: {receipt.digest.hex()[:16]}… counts, "
             f"{announced.digest.hex()[:16]}… is refused. Discard it and request the next task.",
             digest=receipt.digest,
         )

@@ -280,8 +280,8 @@ def check_announced(announced: AnnouncedUpdate, limit_bytes: int) -> None:
     """Refuse an announcement that is too large or malformed."""
     if announced.size_bytes > limit_bytes:
         raise LimitReached(
-            f"client {announced.client} declared {announced.size_bytes} bytes for round "
-            f"{announced.round}; this server accepts at most {limit_bytes}. Raise "
+            f"client {announced.client} declared {announced.size_bytes} bytes for "
+            f"{round_name(announced.round)}; this server accepts at most {limit_bytes}. Raise "
             "limits.upload_bytes on the server, or choose a smaller codec.",
             reason="upload_bytes",
         )
