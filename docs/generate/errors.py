@@ -9,13 +9,25 @@ from docs.generate.markdown import GENERATED, table
 from fairfleet.common.errors import FleetError
 
 EXIT_CODES = (
-    ("0", "The command did what it was asked to do."),
+    (
+        "0",
+        "The command did what it was asked to do. A server or client that has begun its work also "
+        "ends with 0 on SIGTERM.",
+    ),
     ("1", "A failure of the task, of the server at a call, or of FairFleet itself."),
-    ("2", "A mistake in flags, settings, files or ports. The message names it."),
+    (
+        "2",
+        "A mistake in flags, settings, files or ports, which the message names; also a client "
+        "without credentials at a server with TLS, and an expired certificate.",
+    ),
     ("3", "The state directory or the database cannot be used. Nothing was changed."),
     ("4", "The peer refused a request."),
     ("5", "Another process acts for this client."),
-    ("6", "No server answers at the address."),
+    (
+        "6",
+        "No server answers at the address, or the server does not use TLS and the client has "
+        "credentials.",
+    ),
     ("130", "Ended by Ctrl-C."),
     ("143", "Ended by SIGTERM, by a command that has nothing to finish."),
 )

@@ -54,6 +54,19 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 
 @needs_systemd
+def test_systemd_accepts_the_drop_in_of_the_guide(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "how-to" / "edge.md").read_text(encoding="utf-8")
+    (drop_in,) = re.findall(r"```ini\n(.*?)```", guide, re.DOTALL)
+    text = (UNITS / SERVICES[0]).read_text().replace("/opt/fairfleet/bin/fairfleet", "/bin/true")
+    unit, folder = tmp_path / SERVICES[0], tmp_path / f"{SERVICES[0]}.d"
+    unit.write_text(text)
+    folder.mkdir()
+    for content, accepted in ((drop_in, True), (drop_in.replace("ReadWrite", "ReadsWrite"), False)):
+        (folder / "override.conf").write_text(content)
+        assert ("override.conf" not in verified([str(unit)])) == accepted
+
+
+@needs_systemd
 @pytest.mark.parametrize("name", SERVICES)
 def test_the_exposure_score_of_systemd_is_low(name: str) -> None:
     words = [
