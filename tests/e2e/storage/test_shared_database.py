@@ -62,3 +62,29 @@ def test_a_second_server_on_a_used_database_names_the_setting(
     assert done.returncode != 0
     assert "in use by another server" in done.stderr
     assert "--set database_schema=NAME" in done.stderr
+
+
+@pytest.mark.parametrize("forgotten", ["database_schema", "database"])
+def test_a_server_that_is_started_without_its_schema_or_database_deletes_nothing(
+    fleets: list[Fleet], postgresql: PostgreSQL, forgotten: str
+) -> None:
+    fleet, settings = fleets[0], {"database": postgresql.new_database()}
+    settings["database_schema"] = "fleet_2"
+    fleet.folder.mkdir()
+    fleet.init()
+    fleet.start_server(rounds=2, **settings)
+    for name in ("a", "b"):
+        fleet.start_client(name)
+    fleet.wait_clients()
+    fleet.stop_server()
+    before = sorted(path.name for path in (fleet.state / "models").iterdir())
+    words = ["server", "--listen", fleet.address, "--state-dir", str(fleet.state)]
+    words += ["--model", str(fleet.folder / "model.safetensors"), "--set", "http.port=0"]
+    if forgotten == "database_schema":
+        words += ["--set", f"database={settings['database']}"]
+    refused = fleet.run(*words)
+    assert refused.returncode == 3
+    assert "has the models of a federation" in refused.stderr
+    assert sorted(path.name for path in (fleet.state / "models").iterdir()) == before
+    fleet.start_server(rounds=2, **settings)
+    assert fleet.status().version == 2

@@ -129,3 +129,28 @@ def test_a_name_that_is_no_schema_is_refused(name: str) -> None:
 def test_a_schema_needs_a_database() -> None:
     with pytest.raises(ValueError, match="set database as well"):
         ServerSettings(database_schema="fleet_2")
+
+
+@pytest.mark.parametrize("other", [{}, {"schema": "fleet_3"}, {"database": None}])
+def test_a_directory_whose_database_is_forgotten_keeps_its_models(
+    tmp_path: Path, postgresql: PostgreSQL, other: dict[str, str | None]
+) -> None:
+    folder, url = tmp_path / "state", postgresql.new_database()
+    created(folder, url, "fleet_2").close()
+    for _ in range(2):  # the first try may leave an empty schema or file
+        with pytest.raises(StateDirError, match="has the models of a federation"):
+            Store(folder, **{"database": url, "schema": None} | other)  # type: ignore[arg-type]
+    store = Store(folder, url, schema="fleet_2")
+    assert store.federation == "state"
+    assert (folder / "models" / "00000000.safetensors").exists()
+    store.close()
+
+
+def test_a_creation_that_was_interrupted_can_be_repeated(
+    tmp_path: Path, postgresql: PostgreSQL
+) -> None:
+    folder, url = tmp_path / "state", postgresql.new_database()
+    store = Store(folder, url, schema="fleet_2")
+    store.files.write_model(0, MODEL)
+    store.close()
+    created(folder, url, "fleet_2").close()

@@ -418,3 +418,19 @@ def test_an_update_is_quarantined_on_a_file_system_without_hard_links(
     assert quarantined is not None
     assert (tmp_path / quarantined).read_bytes() == b"chunks"
     assert files.quarantine("update") == quarantined
+
+
+def test_a_directory_whose_database_is_empty_keeps_its_models(tmp_path: Path) -> None:
+    """As after an incomplete restore. After a crash in its creation there is only version 0."""
+    model = Model.of({"w": np.zeros(8, np.float32)})
+    store = Store(tmp_path / "state")
+    store.files.write_model(0, model)
+    store.close()
+    store = Store(tmp_path / "state")
+    store.create("birds", model, bytes(32))
+    store.files.write_model(1, model)
+    store.close()
+    (tmp_path / "state" / "federation.db").write_bytes(b"")
+    with pytest.raises(StateDirError, match="has no federation"):
+        Store(tmp_path / "state")
+    assert (tmp_path / "state" / "models" / "00000001.safetensors").exists()

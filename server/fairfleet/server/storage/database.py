@@ -97,6 +97,11 @@ class Database:
             write_durably(file, secrets.token_hex(16).encode())
         return file.read_text()
 
+    @property
+    def has_mark(self) -> bool:
+        """Whether the directory was used with a separate database."""
+        return (self._folder / MARK).exists()
+
     def _lock(self, *, create: bool) -> None:
         connection = self._resources.enter_context(
             self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")

@@ -55,6 +55,8 @@ class StateDatabase:
         try:
             with self.explained():
                 self._database.check(thoroughly=not migrate)
+                if migrate:
+                    self._refuse_other_database()
                 self._prepare_schema()
                 self._match_directory()
                 if migrate:
@@ -124,9 +126,41 @@ class StateDatabase:
 
     # ---- opening -------------------------------------------------------------------------------
 
+    def _refuse_other_database(self) -> None:
+        """Refuse an empty database for a directory that has the models of a federation.
+
+        A new federation would delete them. If its own creation was interrupted, a separate database
+        has the directory recorded, and a database in the directory is beside version 0 alone.
+        """
+        keys = ("signature", "directory") if self._has_tables() else ()
+        if any(self.get_meta(key) is not None for key in keys) or not self.files.has_models():
+            return
+        if self._database.elsewhere:
+            raise StateDirError(
+                f"{self.folder} has the models of a federation, but database "
+                f"{self._database.name} has no federation. Give the --database and the "
+                "database_schema that were used with this directory; for a new federation, give a "
+                "new --state-dir. Nothing was deleted."
+            )
+        if self._database.has_mark:
+            raise StateDirError(
+                f"{self.folder} has the models of a federation whose database is elsewhere. Give "
+                "its --database, and its database_schema if it had one; for a new federation, give "
+                "a new --state-dir. Nothing was deleted."
+            )
+        if self.files.has_models(after_the_first=True):
+            raise StateDirError(
+                f"{self.folder} has the models of a federation, but {FILE} has no federation. "
+                "Restore it from a backup, or start anew in another --state-dir. Nothing was "
+                "deleted."
+            )
+
+    def _has_tables(self) -> bool:
+        return sa.inspect(self._engine).has_table("meta")
+
     def _prepare_schema(self) -> None:
         """Create the tables of a new directory; migrate those of an older one."""
-        if not sa.inspect(self._engine).has_table("meta") or not self.get_meta("schema_version"):
+        if not self._has_tables() or not self.get_meta("schema_version"):
             self._create_tables()
         version = int(self.get_meta("schema_version") or 0)
         self._check_version(version)

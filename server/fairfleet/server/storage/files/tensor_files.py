@@ -44,6 +44,12 @@ class TensorFiles:
 
     # ---- models --------------------------------------------------------------------------------
 
+    def has_models(self, *, after_the_first: bool = False) -> bool:
+        """Return whether there are files of models, or such of versions after version 0."""
+        paths = (self.folder / "models").glob("*.safetensors")
+        first = f"{0:08d}."
+        return any(not (after_the_first and path.name.startswith(first)) for path in paths)
+
     def write_model(
         self, version: int, model: Model, metadata: Mapping[str, str] = NO_METADATA
     ) -> str:
