@@ -14,7 +14,12 @@ from fairfleet.server.federation.operators.effective_settings import (
     settings_json,
 )
 from fairfleet.server.federation.operators.settings_record import record_changed_settings
-from fairfleet.server.settings import HttpSettings, RoundSettings, ServerSettings
+from fairfleet.server.settings import (
+    HttpSettings,
+    RoundSettings,
+    ServerEvaluationSettings,
+    ServerSettings,
+)
 from fairfleet.server.storage.operations.audit_queries import (
     MAX_ARGUMENTS_CHARS,
     OperatorAction,
@@ -31,11 +36,16 @@ def test_no_secret_is_in_the_settings_and_the_digest_is_that_of_the_json() -> No
     settings = ServerSettings(
         database=f"postgresql+psycopg://ann:{SECRET}@db/fleet?sslpassword={SECRET}",
         http=HttpSettings(token=SecretStr(SECRET)),
+        evaluation=ServerEvaluationSettings(
+            task="a:b",
+            options={"db_password": SECRET, "source": f"mysql://ann:{SECRET}@db/x", "folder": "/y"},
+        ),
     )
     text = settings_json(settings)
     assert SECRET not in text
     assert "ann" in text
     assert "db/fleet" in text
+    assert '"folder":"/y"' in text
     assert settings_digest(settings) == sha256(text.encode()).digest()
 
 

@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairfleet.common.reports import Evaluation
+from fairfleet.common.reports import MAX_MEASURES, Evaluation, higher
 from fairfleet.proto.v1 import operator_pb2 as pb
 from fairfleet.server.federation.event_stream import step_improvement
 from fairfleet.server.monitoring.dashboard_state import DashboardState
-from fairfleet.server.monitoring.measures import Conflicts, FleetEvaluation, StepTaken
+from fairfleet.server.monitoring.measures import (
+    Comparison,
+    Conflicts,
+    FleetEvaluation,
+    StepTaken,
+)
 from fairfleet.server.monitoring.prometheus_families import (
     client_families,
     improvement_families,
@@ -381,3 +386,14 @@ def test_an_evaluation_counts_clients_whose_loss_stays_the_same_as_improved() ->
     evaluation = FleetEvaluation.of(1, now, before, {})
     assert evaluation.improved == pytest.approx(2 / 3)
     assert evaluation.strictly_improved == pytest.approx(1 / 3)
+
+
+def test_the_chosen_measure_is_shown_whatever_else_a_client_reports() -> None:
+    invented = {f"a{number}": higher(0.5) for number in range(MAX_MEASURES)}
+    now = {
+        "eve": Evaluation(samples=1, measures=invented),
+        "ann": Evaluation(samples=1, measures={"score": higher(0.1)}),
+    }
+    shown = FleetEvaluation.of(1, now, {}, {}, Comparison("score", lambda name: "lower"))
+    assert len(shown.own) == MAX_MEASURES
+    assert shown.directions["score"] == "lower"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,17 @@ from fairfleet.server.rounds.missing_evaluations import GONE, NO_TEST_DATA, SILE
 Evaluations = Mapping[str, Evaluation]  # by client
 OUTCOMES = ("reported", "failed", "silent", "no_test_data")
 REMEMBERED_ROUNDS = 200  # over which conflicts are counted
+
+
+class Comparison(NamedTuple):
+    """How the federation compares versions."""
+
+    measure: str = ""  # always shown; empty while it is not known
+    # Returns which values of a measure are better; None: the reports say so.
+    direction_of: Callable[[str], Better] | None = None
+
+
+BY_REPORTS = Comparison()
 
 
 @dataclass(frozen=True)
@@ -43,16 +54,11 @@ class FleetEvaluation:
         evaluations: Evaluations,
         previous: Evaluations,
         failures: Mapping[str, str],
-        direction_of: Callable[[str], Better] | None = None,
+        comparison: Comparison = BY_REPORTS,
     ) -> FleetEvaluation:
-        """Summarize the results for a version; `previous` are those to compare with.
-
-        `direction_of` returns which values of a measure are better; None: the reports say so.
-        """
+        """Summarize the results for a version; `previous` are those to compare with."""
         figures = [evaluation.figures() for evaluation in evaluations.values()]
-        directions = _shown_directions(figures)
-        if direction_of:
-            directions = {name: direction_of(name) for name in directions}
+        directions = _shown_directions(figures, comparison)
         improved, strictly_improved = _improved(evaluations, previous, directions)
         return cls(
             version=version,
@@ -102,17 +108,26 @@ class FleetEvaluation:
         return {outcome: counts[outcome] for outcome in OUTCOMES}
 
 
-def _shown_directions(figures: Iterable[Mapping[str, Measure]]) -> dict[str, Better]:
-    """Return loss and accuracy, and then the other measures that most clients report."""
+def _shown_directions(
+    figures: Iterable[Mapping[str, Measure]], comparison: Comparison
+) -> dict[str, Better]:
+    """Return loss and accuracy, and then the other measures that most clients report.
+
+    The measure by which versions are compared is among them, if anyone reports it.
+    """
     directions: dict[str, Better] = {}
     counts = Counter[str]()
     for row in figures:
         counts.update(row.keys())
         for name, figure in row.items():
             directions.setdefault(name, figure.direction)
-    own = sorted(counts.keys() - BUILT_IN.keys(), key=lambda name: (-counts[name], name))
+    own = sorted(
+        counts.keys() - BUILT_IN.keys(),
+        key=lambda name: (name != comparison.measure, -counts[name], name),
+    )
     shown = [name for name in BUILT_IN if name in counts] + own[:MAX_MEASURES]
-    return {name: directions[name] for name in shown}
+    direction_of = comparison.direction_of or directions.__getitem__
+    return {name: direction_of(name) for name in shown}
 
 
 def _improved(

@@ -25,7 +25,7 @@ from fairfleet.server.federation.federation_state import FederationState
 from fairfleet.server.monitoring.dashboard import Dashboard
 from fairfleet.server.monitoring.event_log import log_event
 from fairfleet.server.monitoring.http_endpoint import Answer, Page, Request
-from fairfleet.server.monitoring.measures import StepTaken
+from fairfleet.server.monitoring.measures import Comparison, StepTaken
 from fairfleet.server.monitoring.prometheus import Metrics
 from fairfleet.server.monitoring.recorded_history import RecordedHistory, newest_evaluation, recall
 from fairfleet.server.monitoring.tensorboard import FederationEventFiles
@@ -60,10 +60,11 @@ class Monitor:
         self._task = asyncio.create_task(self._watch())
 
     async def _recorded(self) -> RecordedHistory:
-        federation = self._federation
-        return await asyncio.to_thread(
-            recall, self._store, federation.round, federation.direction_of
-        )
+        current = self._federation.round
+        return await asyncio.to_thread(recall, self._store, current, self._comparison())
+
+    def _comparison(self) -> Comparison:
+        return Comparison(self._federation.measure, self._federation.direction_of)
 
     async def stop(self) -> None:
         """Stop following events, and close the event files."""
@@ -146,7 +147,7 @@ class Monitor:
 
     async def _evaluation_finished(self, event: pb.Event) -> None:
         evaluation = await asyncio.to_thread(
-            newest_evaluation, self._store, event.round, self._federation.direction_of
+            newest_evaluation, self._store, event.round, self._comparison()
         )
         self.metrics.evaluation = evaluation
         if evaluation and evaluation.version == event.round:

@@ -5,11 +5,15 @@ Rounds that were undone are left out, and evaluations of the versions that they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fairfleet.common.reports import Better
-from fairfleet.server.monitoring.measures import REMEMBERED_ROUNDS, Evaluations, FleetEvaluation
+from fairfleet.server.monitoring.measures import (
+    REMEMBERED_ROUNDS,
+    Comparison,
+    Evaluations,
+    FleetEvaluation,
+)
 from fairfleet.server.rounds.state_machine import Phase, Round
 from fairfleet.server.storage.client_queries import last_heard, times_asked, update_counts
 from fairfleet.server.storage.evaluation_queries import (
@@ -26,7 +30,6 @@ from fairfleet.server.storage.server_evaluation_table import (
 )
 from fairfleet.server.storage.store import Store
 
-DirectionOf = Callable[[str], Better]  # which values of a measure are better
 MAX_EVALUATIONS = 200  # evenly spread over a federation that has more
 
 
@@ -46,7 +49,7 @@ class RecordedHistory:
     revoked: frozenset[str] = frozenset()
 
 
-def recall(store: Store, current: Round, direction_of: DirectionOf) -> RecordedHistory:
+def recall(store: Store, current: Round, comparison: Comparison) -> RecordedHistory:
     """Read the history before the current round. This blocks: call it in a thread."""
     undone = undone_rounds(store)
     records = store.records(current.number - REMEMBERED_ROUNDS, current.number - 1)
@@ -54,7 +57,7 @@ def recall(store: Store, current: Round, direction_of: DirectionOf) -> RecordedH
     last_version = current.number - 1 if is_evaluating else current.number
     versions = _spread(evaluated_versions(store, last_version, -1)[::-1])
     return RecordedHistory(
-        evaluations=tuple(_evaluations(store, versions, direction_of)),
+        evaluations=tuple(_evaluations(store, versions, comparison)),
         evaluated_unix=tuple(evaluated_unix(store, version) for version in versions),
         server_evaluations=tuple(
             result
@@ -70,25 +73,25 @@ def recall(store: Store, current: Round, direction_of: DirectionOf) -> RecordedH
 
 
 def newest_evaluation(
-    store: Store, last_version: int, direction_of: DirectionOf
+    store: Store, last_version: int, comparison: Comparison
 ) -> FleetEvaluation | None:
     """Return the newest evaluation up to a version, compared with the results before it."""
     newest = evaluated_versions(store, last_version, 1)
     if not newest:
         return None
     previous = evaluated_versions(store, newest[0] - 1, 1, with_results=True)
-    return list(_evaluations(store, [*previous, *newest], direction_of))[-1]
+    return list(_evaluations(store, [*previous, *newest], comparison))[-1]
 
 
 def _evaluations(
-    store: Store, versions: list[int], direction_of: DirectionOf
+    store: Store, versions: list[int], comparison: Comparison
 ) -> Iterator[FleetEvaluation]:
     """Yield evaluations, each compared with the previous one that has results."""
     previous: Evaluations = {}
     for version in versions:
         results = evaluations_of(store, version)
         failures = evaluation_failures(store, version)
-        yield FleetEvaluation.of(version, results, previous, failures, direction_of)
+        yield FleetEvaluation.of(version, results, previous, failures, comparison)
         previous = results or previous
 
 

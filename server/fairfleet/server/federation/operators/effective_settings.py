@@ -17,7 +17,7 @@ from sqlalchemy.exc import ArgumentError
 from fairfleet.server.settings import ServerSettings
 
 MASK = "***"
-SECRET_WORDS = ("password", "passfile", "sslkey", "secret", "token")  # of a database URL's options
+SECRET_WORDS = ("password", "passfile", "sslkey", "secret", "token")  # in names of options
 
 Change = tuple[Any, Any]  # the value before and after; None if there was none
 
@@ -30,6 +30,9 @@ def settings_json(settings: ServerSettings) -> str:
     values = settings.model_dump(mode="json", exclude={"model"})
     if values["database"] is not None:
         values["database"] = _masked_url(values["database"])
+    if settings.evaluation:
+        options = values["evaluation"]["options"]
+        values["evaluation"]["options"] = {name: _masked(name, options[name]) for name in options}
     if settings.http.token is not None:
         values["http"]["token"] = MASK
     return json.dumps(values, sort_keys=True, separators=(",", ":"))
@@ -63,14 +66,18 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _masked(name: str, value: Any) -> Any:
+    """Return the value of an option; a mask if its name says that it is a secret."""
+    if any(word in name.lower() for word in SECRET_WORDS):
+        return MASK
+    return _masked_url(value) if "://" in str(value) and "@" in str(value) else value
+
+
 def _masked_url(url: str) -> str:
     """Return a database's URL without its password; nothing of one that cannot be read."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         return MASK
-    options = {
-        name: MASK if any(word in name.lower() for word in SECRET_WORDS) else value
-        for name, value in parsed.query.items()
-    }
+    options = {name: _masked(name, value) for name, value in parsed.query.items()}
     return parsed.set(query=options).render_as_string(hide_password=True)
