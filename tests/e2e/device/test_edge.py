@@ -142,6 +142,21 @@ def test_the_disk_usage_of_a_client_is_bounded(
     assert 0.4 * bytes_per_parameter * fleet.size < most < bytes_per_parameter * fleet.size
 
 
+@pytest.mark.slow
+def test_an_owner_can_switch_error_feedback_off_in_mid_federation(fleet: Fleet) -> None:
+    """What the last updates lost is dropped then, and not sent when it is on again some day."""
+    fleet.init()
+    settings = {"codec": "topk:0.1", "compression__error_feedback": "true"}
+    settings |= {"compression__prediction": "false"}
+    fleet.start_server(rounds=100_000, round__minimum_clients=1, **settings)
+    for flags, residuals in (((), 1), (("--no-error-feedback",), 0), ((), 1)):
+        fleet.start_client("device", *flags)
+        fleet.wait_for_version(fleet.version() + 3)
+        fleet.kill_client("device")
+        files = list(fleet.client_folder("device").glob("residual"))
+        assert len(files) == residuals, (flags, files)
+
+
 def used(folder: Path) -> int:
     total = 0
     for file in folder.rglob("*"):

@@ -133,6 +133,27 @@ def written(value: float) -> str:
 
 
 @pytest.mark.slow
+def test_a_client_that_retired_is_shown_so_and_why_rounds_stopped(
+    browser: Browser, fleet: Fleet, port: int
+) -> None:
+    fleet.init(task="plain")
+    privacy = {"where": "client", "clip": 1.0, "noise_multiplier": 2.0}
+    settings = {f"privacy__{name}": value for name, value in privacy.items()}
+    fleet.start_server(http__port=port, rounds=1000, **settings)
+    for name, flags in (("ann", ("--max-epsilon", "10")), ("bob", ())):
+        fleet.start_client(name, *flags, task="plain")
+    with browser.page(f"http://127.0.0.1:{port}/") as page:
+        page.wait('[data-client="ann"] .state.retired')
+        assert cell(page, "ann", "state") == "retired"
+        title = page.tab.locator('[data-client="ann"] .state').get_attribute("title")
+        assert title == "its privacy budget is spent, by its owner's limit"
+        page.wait("#banner >> text=No round begins: 1 of 2 clients have retired")
+        fleet.start_client("ann", task="plain")  # its owner gives up the limit
+        page.wait('[data-client="ann"] .state:not(.retired)')
+        assert page.errors == []
+
+
+@pytest.mark.slow
 def test_a_lost_connection_is_shown_and_restored_and_a_restart_leaves_no_gap(
     browser: Browser, fleet: Fleet, port: int
 ) -> None:
