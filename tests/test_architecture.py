@@ -1,7 +1,7 @@
 """docs/explanation/architecture.md names files that exist, and draws the packages correctly.
 
-Its diagram has the layers that import-linter enforces. The pages for contributors are checked in
-the same way: CONTRIBUTING.md and the README.
+Its diagram has the layers that import-linter enforces. Paths and links of all other pages are
+checked in the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ import pytest
 from tests.support.paths import ROOT
 
 PAGE = "docs/explanation/architecture.md"
-PAGES = (PAGE, "CONTRIBUTING.md", "README.md", ".github/PULL_REQUEST_TEMPLATE.md")
+PAGES = (
+    "CONTRIBUTING.md",
+    "README.md",
+    "SECURITY.md",
+    ".github/PULL_REQUEST_TEMPLATE.md",
+    "docs/project/evidence.md",  # Sphinx writes the other pages of its folder.
+    *sorted(
+        str(page.relative_to(ROOT))
+        for page in (ROOT / "docs").rglob("*.md")
+        if page.parent.name != "project"
+    ),
+)
 PARTS = ("proto", "common", "server", "client", "lab")
 FOLDERS = (*PARTS, "tests", "docs", "docker", "deploy", "k8s", "scripts", "benchmarks")
 BEGIN, END = "<!-- diagram: begin -->\n```text\n", "```\n<!-- diagram: end -->"
