@@ -132,6 +132,27 @@ def test_a_lock_is_free_although_a_forked_process_has_its_file_open(tmp_path: Pa
         os.waitpid(worker, 0)
 
 
+def test_a_killed_process_frees_the_folder_although_its_workers_live_on(tmp_path: Path) -> None:
+    ours, (ready, said) = federation(), os.pipe()
+    client = os.fork()
+    if client == 0:
+        folder = open_folder(tmp_path, ours, never)
+        worker = os.fork()
+        if worker:
+            os.write(said, str(worker).encode())
+        time.sleep(600)
+        folder.close()
+    worker = int(os.read(ready, 32))
+    try:
+        os.kill(client, signal.SIGKILL)
+        os.waitpid(client, 0)
+        open_folder(tmp_path, ours, never).close()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.close(ready)
+        os.close(said)
+
+
 # ---- the state of earlier versions -------------------------------------------------------------
 
 

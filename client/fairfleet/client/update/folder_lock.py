@@ -1,7 +1,8 @@
 """A lock on a folder, so that one process at a time uses the state in it.
 
-The kernel releases the lock however its process ends. The lock file names the process that holds
-it, for people.
+The kernel releases the lock however its process ends. Processes that this one forks, such as the
+workers of a DataLoader, do not hold it: they may outlive a process that is killed. The lock file
+names the process that holds it, for people.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakSet
 
 from filelock import lock_descriptor, unlock_descriptor
 
@@ -23,18 +25,36 @@ class FolderLock:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
+        _HELD.add(self)
 
     def release(self) -> None:
         """Free the lock. Safe to repeat.
 
-        It is freed before the file is closed: processes that a task forked, such as the workers of
-        a DataLoader, have the file open too and would keep the lock.
+        It is freed before the file is closed: a process that was forked without Python's knowledge
+        has the file open too, and would keep the lock.
         """
         if self._descriptor is not None:
             with suppress(OSError):  # a file system without locks
                 unlock_descriptor(self._descriptor)
+            self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+_HELD: WeakSet[FolderLock] = WeakSet()
+
+
+def _close_in_fork() -> None:
+    """Close the files in a process that was just forked; the locks stay with its parent."""
+    for lock in list(_HELD):
+        lock._close()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def try_lock(folder: Path, name: str = FILE) -> FolderLock | None:
