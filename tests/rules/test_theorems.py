@@ -191,6 +191,25 @@ def test_fedfv_equals_the_papers_algorithm_on_vectors(seed: int, m: int, alpha: 
     )
 
 
+@pytest.mark.parametrize("losses", [(1.0, 1.0, 1.0), (1.0, 2.0, 3.0), (3.0, 1.0, 2.0)])
+def test_of_the_rules_in_fedlfs_figure_1_only_fedlf_harms_no_client(
+    losses: tuple[float, ...],
+) -> None:
+    gradients = ((-1.0, 0.5, 0.0), (0.8, -1.0, 0.0), (1.0, 1.0, -1.0))
+    rows = {f"client {k}": np.array(gradient) for k, gradient in enumerate(gradients)}
+    reports = {f"client {k}": Report(1, loss) for k, loss in enumerate(losses)}
+
+    def _least(name: str, **parameters: object) -> float:
+        built = recipe(name, **parameters)
+        taken = aggregate(np.zeros(3), rows, reports, built, layers=[3]).step
+        return float(min(taken @ row for row in rows.values()))
+
+    assert _least("fedavg", weighting="uniform") < 0
+    assert _least("fedfv", alpha=0) < 0
+    assert _least("fedmgda_plus", epsilon=0.1) < 0
+    assert _least("fedlf") > 0
+
+
 @given(seeds, few)
 def test_fedfv_without_projections_is_fedavg(seed: int, m: int) -> None:
     rows, reports = fleet(seed, m)
