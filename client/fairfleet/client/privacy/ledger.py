@@ -91,6 +91,7 @@ class ReleaseLedger:
 
     def _append(self, file: FileIO, line: bytes) -> None:
         """Write the rest of a line and make it durable; nothing of it stays if that fails."""
+        size = os.fstat(file.fileno()).st_size
         try:
             left = memoryview(line)
             while left:  # a disk that is nearly full takes a part of it
@@ -99,7 +100,7 @@ class ReleaseLedger:
         except OSError as error:
             with suppress(OSError):
                 # Otherwise a second try would find the line, and take it for durable.
-                file.truncate(self._read_bytes)
+                file.truncate(size)
             raise LedgerUnusable(
                 f"cannot record in {self._path} what leaves this machine ({error.strerror}), so "
                 "nothing is sent. Make room on the disk and restart the client."
@@ -154,6 +155,7 @@ class ReleaseLedger:
         try:
             entry = _entry(rest)
         except ValueError:
+            log.warning("%s: removed a part of a line at its end: %r", self._path, rest[:80])
             file.truncate(self._read_bytes)
         else:
             self._append(file, b"\n")

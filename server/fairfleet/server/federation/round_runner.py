@@ -250,8 +250,10 @@ class RoundRunner:
     def obstacle(self, session: Session) -> str:
         """Return why a connected client is not selected for some tasks; empty if it can be."""
         budget = self.privacy_budget
-        return self.requirements.obstacle(session.member) or (
-            budget.obstacle(session.client) if budget else ""
+        return (
+            self.requirements.obstacle(session.member)
+            or (budget.obstacle(session.client) if budget else "")
+            or self.retired.get(session.client, "")
         )
 
     async def exhausted_budget(self, sessions: Sequence[Session]) -> str | None:
