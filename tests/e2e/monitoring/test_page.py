@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.simulated_clients import SimulatedClients
 from fairfleet.common.fairness import Fairness
+from fairfleet.proto.v1 import operator_pb2 as pb
 from tests.support.browser import CHROMIUM, Browser, Page, started_browser
 from tests.support.device import Device
 from tests.support.fleet import Fleet, free_port, until
@@ -353,3 +354,21 @@ def test_a_thousand_clients_are_shown_in_pages_and_can_be_searched(
         page.wait("#clients-count >> text=1 of 1,000 clients")
         assert cell(page, "client-0777", "accuracy") == percent(stored["client-0777"]["accuracy"])
         assert page.errors == []
+
+
+def test_an_open_page_forgets_what_a_return_to_an_earlier_version_undoes(
+    browser: Browser, fleet: Fleet, port: int
+) -> None:
+    fleet.init()
+    settings = {"round__evaluate_every": 1, "keep_models": 20, "http__port": port}
+    fleet.start_server(rounds=5, **settings)
+    with browser.page(f"http://127.0.0.1:{port}/") as page:
+        for name in ("a", "b"):
+            fleet.start_client(name)
+        fleet.wait_clients()
+        page.wait("body[data-phase=finished] #tile-mean >> text=version 5")
+        request = pb.ContinueRequest(from_version=2, rounds=7)
+        fleet.operator().Continue(request, timeout=20)
+        page.wait("body[data-phase=waiting] #tile-mean >> text=version 2")
+        page.wait("#event-list >> text=continues")
+        assert cell(page, "a", "updates") == "2 / 5"  # that count, and selections
