@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -59,6 +60,20 @@ def test_nothing_of_the_placeholders_is_left(tmp_path: Path, template: str) -> N
         assert "project_name" not in text
         assert "project-name" not in text
     assert (project / "README.md").read_text("utf-8").startswith("# My-project\n")
+
+
+def test_a_folder_is_a_template_and_what_python_compiled_there_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip compiles the files of a template when it installs FairFleet."""
+    templates = tmp_path / "templates"
+    shutil.copytree(TEMPLATES / "numpy", templates / "jax")
+    (templates / "jax" / "__pycache__").mkdir()
+    (templates / "jax" / "__pycache__" / "task.cpython-311.pyc").write_bytes(b"\xff\x00")
+    monkeypatch.setattr("fairfleet.client.cli.new.TEMPLATES", templates)
+    project = scaffold(tmp_path, "jax", "mine")
+    expected = {file.name for file in (TEMPLATES / "numpy").iterdir() if file.is_file()}
+    assert {file.name for file in project.iterdir()} == expected
 
 
 @pytest.mark.parametrize("template", template_names())
