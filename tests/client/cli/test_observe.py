@@ -162,6 +162,16 @@ def test_export_saves_the_committed_model_and_replaces_a_file_only_with_force(
     assert [path.name for path in tmp_path.iterdir()] == ["out.safetensors"]
 
 
+def test_export_says_how_to_load_the_model(watched: WatchedFederation, tmp_path: Path) -> None:
+    output = tmp_path / "it's a model.safetensors"
+    done = watched.fleet.run("export", "--server", watched.fleet.address, "--output", str(output))
+    _, for_torch, for_numpy = done.stdout.splitlines()
+    names: dict[str, Any] = {}
+    exec(for_numpy.removeprefix("numpy:").strip(), names)  # what we printed
+    assert names["tensors"].keys() == watched.fleet.model(3).named().keys()
+    assert "model.load_state_dict(load_file(" in for_torch
+
+
 def test_export_into_a_missing_folder_is_reported(
     watched: WatchedFederation, tmp_path: Path
 ) -> None:

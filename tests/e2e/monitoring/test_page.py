@@ -93,7 +93,9 @@ def test_numbers_on_the_page_follow_the_store_without_a_reload(
         accuracy = Fairness.of([evaluation["accuracy"] for evaluation in stored.values()])
         assert page.text("#tile-mean .value") == percent(accuracy.mean)
         assert page.text("#tile-worst .value") == percent(accuracy.worst_10)
-        assert page.text("#tile-gap .value") == percent(accuracy.mean - accuracy.worst_10)
+        gap = accuracy.mean - accuracy.worst_10
+        assert page.text("#tile-gap .value") == f"{100 * gap:.1f} pp"
+        assert page.text("#tile-mean .name").endswith(" pp"), "a change in percentage points"
         assert page.text("#tile-angle .value") == f"{accuracy.angle_degrees:.1f}°"
         conflicts = len(record["diagnostics"]["conflicts"])
         assert (
@@ -115,7 +117,12 @@ def test_numbers_on_the_page_follow_the_store_without_a_reload(
         assert sentence in page.text("#conflicts-lead")
         assert "verification" in page.text("#rounds-lead")
         assert f"step {TIMES} {record['verification']['factor']:g}" in page.text("#rounds-lead")
-        assert re.search(r"promised \d+ %, measured \d+ %", page.text("#tile-improved .note"))
+        answer = json.loads(get(f"http://127.0.0.1:{port}/api/state")[1])
+        measured = [row["measured"] for row in answer["rounds"] if row["measured"] is not None]
+        assert page.text("#tile-improved .value") == percent(measured[-1])
+        assert re.search(r"in round \d, promised \d+ %", page.text("#tile-improved .note"))
+        for explained in (".tile", "#table-head > *"):
+            assert page.count(explained) == page.count(f"{explained}[title]") > 0
         conflict_answer = json.loads(get(f"http://127.0.0.1:{port}/api/conflicts")[1])
         expected = record["diagnostics"]["client_cosines"]
         assert conflict_answer["cosines"] == [pytest.approx(line, abs=1e-3) for line in expected]
@@ -326,6 +333,24 @@ def test_a_client_supplied_device_name_is_shown_as_text_only(
         assert page.count("main img") == 0
         assert page.errors == []
     device.channel.close()
+
+
+@pytest.mark.parametrize("width", [390, 760, 1180, 1181, 1240, 1300, 1440])
+def test_nothing_in_a_tile_overlaps(browser: Browser, finished: str, width: int) -> None:
+    with browser.page(finished, width=width) as page:
+        page.wait("#tile-improved .value >> text=%")
+        overlaps = page.evaluate(
+            """() => [...document.querySelectorAll(".tile")].filter((tile) => {
+              const line = tile.querySelector("svg"), value = tile.querySelector(".value");
+              const text = document.createRange();
+              text.selectNodeContents(value);
+              const [a, b] = [text.getBoundingClientRect(), line?.getBoundingClientRect()];
+              const name = tile.querySelector(".name");
+              return (b?.width && a.right > b.left) || name.scrollWidth > name.clientWidth
+                || a.right > tile.getBoundingClientRect().right;
+            }).map((tile) => `${tile.id} ${tile.innerText}`)"""
+        )
+        assert overlaps == []
 
 
 @pytest.mark.slow

@@ -146,3 +146,20 @@ def printed(renderable: object) -> str:
     text = io.StringIO()
     Console(file=text, width=200).print(renderable)
     return text.getvalue()
+
+
+def test_the_report_is_titled_by_its_data_and_says_what_was_run() -> None:
+    runs = [run.model_copy(update={"made_by": "fairfleet 9", "parameters": 650}) for run in GOOD]
+    title = html_report.title_of("comparison", runs)
+    assert title == "Comparison of rules on digits-rotated"
+    assert html_report.title_of("mine", runs).endswith(" (mine)")
+    page = html_report.page(title, runs, command="fairfleet compare --rounds 2")
+    assert f"<h1>{title}</h1>" in page
+    for name, text in {
+        "data": "digits-rotated, partition user",
+        "model": "softmax+zero (650 parameters)",
+        "plan": "steps 10, batch size 32, learning rate 0.1, solver sgd",
+        "fairfleet": "fairfleet 9",
+        "command": "fairfleet compare --rounds 2",
+    }.items():
+        assert f"<tr><th>{name}</th><td>{text}</td></tr>" in page

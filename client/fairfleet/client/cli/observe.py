@@ -30,6 +30,9 @@ from fairfleet.common.cli.message_json import plain
 from fairfleet.common.errors import UsageError
 from fairfleet.common.net.server_access import ServerAccess
 
+HOW_TO_LOAD = """\
+PyTorch: from safetensors.torch import load_file; model.load_state_dict(load_file({output!r}))
+numpy:   from safetensors.numpy import load_file; tensors = load_file({output!r})"""
 LARGE_BYTES = 16 << 20  # the download of a model of this size shows a progress bar
 
 
@@ -155,6 +158,7 @@ def export(
         print(json.dumps({"output": str(output), **saved._asdict()}))
     else:
         print(f"{output}: version {saved.version}, {decimal(saved.size_bytes)}")
+        print(HOW_TO_LOAD.format(output=str(output)))
 
 
 def _check_has_best(connection: OperatorConnection) -> None:

@@ -7,6 +7,8 @@ comparison is interrupted.
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,9 +135,14 @@ def draw(name: str, planned: Sequence[PlannedRun], done: Sequence[Run], folder: 
     failed = sum(bool(run.failure) for run in done)
     remark = f"{len(done)} of {len(planned)} runs, {sum(run.rounds for run in done)} rounds in all"
     remark += f"; {failed} of them failed." if failed else "."
-    page = html_report.page(f"Comparison {name}", done, remark)
+    page = html_report.page(html_report.title_of(name, done), done, remark, _command())
     (folder / "report.html").write_text(page, encoding="utf-8")
     png_charts.draw(done, folder, name)
+
+
+def _command() -> str:
+    """Return the command line of this process, as one would type it."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def check_plots() -> None:

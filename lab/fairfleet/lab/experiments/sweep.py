@@ -37,6 +37,9 @@ class PlannedRun(NamedTuple):
     experiment: Experiment
 
 
+DEFAULT_NAME = "comparison"
+
+
 class Sweep(BaseModel):
     """What `fairfleet compare` runs.
 
@@ -46,7 +49,7 @@ class Sweep(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     # The name is also that of a folder.
-    name: str = Field(default="comparison", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(default=DEFAULT_NAME, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
     base: dict[str, Any] = Field(
         default_factory=dict, description="fields of the experiment that all runs share"
     )

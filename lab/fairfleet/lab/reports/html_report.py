@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from fairfleet.lab.experiments.experiment import Experiment
 from fairfleet.lab.experiments.run_log import Run
+from fairfleet.lab.experiments.sweep import DEFAULT_NAME
 from fairfleet.lab.reports import chart_data
 from fairfleet.lab.reports.result_rows import failed_runs, measures_shown, result_rows
 
@@ -23,6 +25,7 @@ th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd;
   white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 .wide { overflow-x: auto; }
+.facts th, .facts td { text-align: left; white-space: normal; vertical-align: top; }
 """
 LEGEND = """\
 Accuracies in percent, on each client's own test data; mean ± standard deviation over the seeds.
@@ -38,8 +41,8 @@ CURVES = (
 )
 
 
-def page(title: str, runs: Sequence[Run], remark: str = "") -> str:
-    """Return the report as HTML, with one section per setting."""
+def page(title: str, runs: Sequence[Run], remark: str = "", command: str = "") -> str:
+    """Return the report as HTML, with one section per setting; `command` makes it again."""
     sections = "\n".join(
         _section(setting, [run for run in runs if run.setting == setting])
         for setting in chart_data.settings(runs)
@@ -49,10 +52,59 @@ def page(title: str, runs: Sequence[Run], remark: str = "") -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{name}</title><style>{STYLE}</style><script>{script}</script></head>
 <body><h1>{name}</h1><p>{html.escape(remark)}</p>
+{_facts(runs, command)}
 {sections}
 <p>{LEGEND}</p>
 </body></html>
 """
+
+
+def title_of(name: str, runs: Sequence[Run]) -> str:
+    """Return a title that names the data, and the comparison if it has a name of its own.
+
+    >>> title_of("comparison", [])
+    'Comparison of rules'
+    """
+    data = list(dict.fromkeys(run.experiment.data for run in runs))
+    title = f"Comparison of rules on {', '.join(data)}" if data else "Comparison of rules"
+    return title if name == DEFAULT_NAME else f"{title} ({name})"
+
+
+def _facts(runs: Sequence[Run], command: str) -> str:
+    """Return what was run, as a table: where runs differ, all values."""
+    experiments = [run.experiment for run in runs]
+    facts = {
+        "data": [f"{e.data}, partition {e.partition}" for e in experiments],
+        "model": [run.experiment.model + _parameters(run) for run in runs],
+        "plan": [", ".join(_plan_texts(e)) for e in experiments],
+        "rounds": [f"{e.rounds}, {_clients_text(e)}" for e in experiments],
+        "fairfleet": [run.made_by or "unknown" for run in runs],
+        "command": [command] if command else [],
+    }
+    lines = [
+        f"<tr><th>{name}</th><td>{html.escape('; '.join(dict.fromkeys(values)))}</td></tr>"
+        for name, values in facts.items()
+        if values
+    ]
+    return f"<table class='facts'>{''.join(lines)}</table>"
+
+
+def _parameters(run: Run) -> str:
+    return f" ({run.parameters:,} parameters)" if run.parameters else ""
+
+
+def _plan_texts(experiment: Experiment) -> list[str]:
+    plan = experiment.plan.model_dump(mode="json")
+    return [
+        f"{name.replace('_', ' ')} {value}"
+        for name, value in plan.items()
+        if value and not isinstance(value, dict)
+    ]
+
+
+def _clients_text(experiment: Experiment) -> str:
+    every = experiment.clients_per_round
+    return f"{every} clients per round" if every else "all clients in every round"
 
 
 def _section(setting: str, runs: Sequence[Run]) -> str:

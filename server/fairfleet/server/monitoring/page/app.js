@@ -3,8 +3,9 @@ import * as clients from "./clients.js";
 import * as conflicts from "./conflicts.js";
 import { histogram, lines, none, spark, stacks } from "./charts.js";
 import { $, h, keyed, text } from "./dom.js";
+import { TILES } from "./explanations.js";
 import { apply, evaluated, figures, measure, newest, own, sign, state, value } from "./state.js";
-import { bytes, clock, duration, number, percent, plural, points, whole } from "./words.js";
+import { bytes, changed, clock, duration, number, percent, plural, points, whole } from "./words.js";
 
 const RETRY_MS = 3000; // before a connection that the browser gave up is opened again
 
@@ -132,25 +133,26 @@ function empty() {
 function change(value, before, good, format) {
   if (value == null || before == null) return null;
   const difference = value - before, kind = Math.abs(difference) < 5e-5 ? "" : difference * good > 0 ? "up" : "down";
-  return h("span", { class: kind }, format(difference));
+  const [figure, unit] = format(difference).split(" ");
+  return h("span", { class: kind }, figure, unit && h("span", { class: "unit" }, ` ${unit}`));
 }
 
 function tile(id, kind, name, value, note, line, delta) {
-  return h("div", { class: `tile ${kind}`, id: `tile-${id}` }, h("div", { class: "name" }, name, delta), h("div", { class: "value" }, value), h("div", { class: "note" }, note), line);
+  return h("div", { class: `tile ${kind}`, id: `tile-${id}`, title: TILES[id] }, h("div", { class: "name" }, h("span", null, name), delta), h("div", { class: "value" }, value), h("div", { class: "note" }, note), line);
 }
 
 function tiles() {
   const all = evaluated(), what = measure(), last = figures(newest(), what), before = figures(all.at(-2), what), round = state.rounds.at(-1);
   const accurate = what === "accuracy", format = accurate ? percent : number, good = sign(what);
-  const delta = (key, sign) => change(last?.[key], before?.[key], sign, accurate ? points : (value) => `${value < 0 ? "−" : "+"}${number(Math.abs(value))}`);
+  const delta = (key, sign) => change(last?.[key], before?.[key], sign, accurate ? changed : (value) => `${value < 0 ? "−" : "+"}${number(Math.abs(value))}`);
   const history = (key) => all.map((entry) => figures(entry, what)?.[key]);
   const gap = (entry) => (entry ? Math.abs(entry.mean - entry.worst_10) : null);
   $("tiles").replaceChildren(
     tile("worst", "worst", "worst 10 %", format(last?.worst_10), last ? "of the worst served" : "no evaluation yet", spark(history("worst_10"), "worst-c"), delta("worst_10", good)),
     tile("mean", "mean", `mean ${what}`, format(last?.mean), last ? `of ${plural(last.clients, "client")}, version ${newest().version}` : "no evaluation yet", spark(history("mean"), "mean-c"), delta("mean", good)),
-    tile("gap", "", "gap", format(gap(last)), "what the mean hides", spark(all.map((entry) => gap(figures(entry, what))), "faint-c"), change(gap(last), gap(before), -1, accurate ? points : number)),
+    tile("gap", "", "gap", (accurate ? points : number)(gap(last)), "what the mean hides", spark(all.map((entry) => gap(figures(entry, what))), "faint-c"), change(gap(last), gap(before), -1, accurate ? changed : number)),
     tile("angle", "", "unevenness", last ? `${last.angle_degrees.toFixed(1)}°` : format(null), last ? `Gini ${number(last.gini)} · Jain ${number(last.jain)}` : "angle to all alike", spark(history("angle_degrees"), "faint-c")),
-    tile("improved", "", "improved ρ", percent(newest()?.improved), stepWords(), spark(all.map((entry) => entry.improved), "best-c")),
+    improvedTile(all),
     tile("conflicts", "", "in conflict", round?.conflicts != null ? `${round.conflicts} / ${round.updates}` : "–", conflictWords(round), spark(state.rounds.map((entry) => entry.conflicts), "worst-c")),
   );
 }
@@ -163,12 +165,12 @@ function conflictWords(round) {
   return [round.conflicting_layers == null ? "over the model" : `in ${plural(round.conflicting_layers, "layer")}`, `streak ${streak}`].join(" · ");
 }
 
-/** Returns what the newest measured step promised, and what it did. */
-function stepWords() {
-  const step = state.rounds.findLast((entry) => entry.measured != null) ?? state.rounds.at(-1);
-  if (step?.promised == null && step?.measured == null) return "clients whose loss did not rise";
-  const title = `The step of round ${step.round + 1}: share of clients whose loss falls to first order, and share whose loss did not rise by their next reports. The number above compares evaluations.`;
-  return h("span", { title }, [["promised", step.promised], ["measured", step.measured]].filter(([, share]) => share != null).map(([word, share]) => `${word} ${Math.round(100 * share)} %`).join(", "));
+/** Shows value, note and line of one kind: of measured steps, or without any of evaluations. */
+function improvedTile(all) {
+  const measured = state.rounds.filter((entry) => entry.measured != null), step = measured.at(-1);
+  if (!step) return tile("improved", "", "improved ρ", percent(newest()?.improved), "since the evaluation before", spark(all.map((entry) => entry.improved), "best-c"));
+  const promised = step.promised == null ? "" : `, promised ${Math.round(100 * step.promised)} %`;
+  return tile("improved", "", "improved ρ", percent(step.measured), `in round ${step.round + 1}${promised}`, spark(measured.map((entry) => entry.measured), "best-c"));
 }
 
 // ---- charts --------------------------------------------------------------------------------------

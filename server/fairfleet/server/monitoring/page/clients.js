@@ -1,4 +1,5 @@
 // The table of clients. Only visible rows exist in the page, so it stays fast with thousands of clients.
+import { COLUMNS as explanations } from "./explanations.js";
 import { $, h, keyed, text } from "./dom.js";
 import { figures, measure, need, newest, sign, state, value } from "./state.js";
 import { clock, duration, NONE, number, percent, plural } from "./words.js";
@@ -53,7 +54,7 @@ function seen(row) {
 }
 
 function head() {
-  const make = (name, place) => h("span", { role: "columnheader", class: COLUMNS[place].class }, h("button", { type: "button", onclick: () => choose(COLUMNS[place]) }));
+  const make = (name, place) => h("span", { role: "columnheader", class: COLUMNS[place].class, title: explanations[name] }, h("button", { type: "button", onclick: () => choose(COLUMNS[place]) }));
   keyed($("table-head"), COLUMNS.map((column) => column.name), make, (cell, name, place) => {
     const mine = COLUMNS[place] === sorted.column, button = cell.firstChild;
     button.textContent = `${COLUMNS[place].title?.() ?? name}${mine ? (sorted.down ? " ↓" : " ↑") : ""}`;

@@ -2,7 +2,9 @@
 export const NONE = "–";
 
 export const percent = (share) => (share == null ? NONE : `${(100 * share).toFixed(1)} %`);
-export const points = (share) => (share == null ? NONE : `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).toFixed(1)}`);
+/** Differences of percentages, in percentage points. */
+export const points = (share) => (share == null ? NONE : `${Math.abs(100 * share).toFixed(1)} pp`);
+export const changed = (share) => (share == null ? NONE : `${share >= 0 ? "+" : "−"}${points(share)}`);
 
 export function number(value) {
   if (value == null) return NONE;
