@@ -10,6 +10,7 @@ loads neither torch nor gRPC.
 - `higher`, `lower`: make a measure of `Evaluation.measures`, such as AUC or MAE.
 - `Abandoned`: raised out of `Job.progress` when the result is no longer needed.
 - `TorchTask`: a ready-made task for a torch module. It needs torch.
+- `LayerSimilarity`: FedCKA's regularisation, for `TorchTask`.
 - `SoftmaxTask`: a ready-made task in numpy, for small boards.
 - `load_task`: builds the task that `--task module:name` refers to.
 """
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         load_task,
     )
     from fairfleet.client.torch import TorchTask
+    from fairfleet.client.training.layer_similarity import LayerSimilarity
     from fairfleet.common.reports import Evaluation, TrainReport, higher, lower
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "Evaluation",
     "Job",
     "Keeping",
+    "LayerSimilarity",
     "Measuring",
     "Refreshing",
     "SoftmaxTask",
@@ -53,6 +56,7 @@ __all__ = [
 
 _REPORTS = "fairfleet.common.reports"
 _MODULES = {  # the others are in `task`
+    "LayerSimilarity": "fairfleet.client.training.layer_similarity",
     "SoftmaxTask": "fairfleet.client.softmax",
     "TorchTask": "fairfleet.client.torch",
     **dict.fromkeys(("Evaluation", "TrainReport", "higher", "lower"), _REPORTS),

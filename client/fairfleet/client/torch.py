@@ -21,6 +21,7 @@ from torch.utils.data import default_collate
 
 from fairfleet.client.task import Job, Trained
 from fairfleet.client.training.batches import Indices, batches, sequential_batches
+from fairfleet.client.training.layer_similarity import LayerSimilarity
 from fairfleet.client.training.losses import (
     FirstPassLoss,
     ModelMeasures,
@@ -104,6 +105,7 @@ class TorchTask:
         collate: joins the samples of a Dataset to a batch (x, y).
         workers: processes that read a Dataset; 0 reads it in the training thread.
         pin_memory: copy batches to a GPU from page-locked memory.
+        similarity: FedCKA's regularisation of the first layers; None: none.
 
     Raises UsageError if the model or the data cannot be used.
 
@@ -125,13 +127,14 @@ class TorchTask:
         collate: Collate = default_collate,
         workers: int = 0,
         pin_memory: bool = False,
+        similarity: LayerSimilarity | None = None,
     ) -> None:
         if isinstance(model, nn.Module) or not callable(model):
             raise UsageError(
                 f"TorchTask needs a function that builds the model; found a {type(model).__name__}"
             )
         self._build, self._loss, self._accuracy = model, loss, accuracy
-        self._measures = measures
+        self._measures, self._similarity = measures, similarity
         self._measure_batch = MEASURE_BATCH
         self._overwritten = False  # whether our module has been filled with a received model
         self._data, self._reading = (train, test), Reading(collate, workers, pin_memory)
@@ -298,11 +301,17 @@ class TorchTask:
         solver, newest = make_solver(plan, parameters), DeviceLoss()
         planned = plan.steps_for(self.train_samples)
         order = batches(plan, self.train_samples)
+        # A personal model is not what FedCKA compares with.
+        similarity = self._similarity if job.anchor is None else None
+        if similarity:
+            similarity.begin(module)
         module.train()
         for done, (x, y) in enumerate(self._batches(module, self._train, order), start=1):
             solver.zero_grad()
             loss = self._loss_of(forward(module, x, y), y)
-            loss.backward()  # type: ignore[no-untyped-call]
+            penalty = similarity.penalty(module, x) if similarity else None
+            total = loss if penalty is None else loss + penalty
+            total.backward()  # type: ignore[no-untyped-call]
             if plan.proximal_mu:
                 add_proximal_gradient(parameters, anchor, plan.proximal_mu)
             solver.step()
@@ -311,7 +320,10 @@ class TorchTask:
             job.progress(done, planned, newest.read(loss, where, certainly=done == planned))
             if job.enough():
                 newest.read(loss, where, certainly=True)
-                return done
+                planned = done
+                break
+        if similarity:
+            similarity.end(module)
         return planned
 
     def _before(self, module: nn.Module, job: Job) -> ModelMeasures | None:
