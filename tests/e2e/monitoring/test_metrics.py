@@ -325,7 +325,7 @@ def test_a_metrics_port_in_use_is_reported(fleet: Fleet, port: int) -> None:
     done = fleet.run("server", *other, "--set", f"http.port={port}")
     assert done.returncode == 2
     assert re.search(
-        rf"127\.0\.0\.1:{port}: Address already in use.*http\.port", done.stderr, re.DOTALL
+        rf"127\.0\.0\.1:{port}: the port is in use.*http\.port", done.stderr, re.DOTALL
     )
 
 
