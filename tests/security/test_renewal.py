@@ -152,7 +152,7 @@ def test_a_ca_is_replaced_without_interruption(own: SecureFleet) -> None:
     token = own.operator().MakeToken(
         operator_pb2.MakeTokenRequest(client="carl", seconds=60, certificate_seconds=60), timeout=20
     )
-    assert token.ca == both  # a device that enrols now trusts both as well
+    assert token.ca == both  # a device that enrolls now trusts both as well
     own.give_server(newer.server(["localhost", "127.0.0.1"]))
     own.wait_for_version(own.version() + 2)
     write_private(own.pki / "ca.crt", new.certificate)

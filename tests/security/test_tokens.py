@@ -151,7 +151,7 @@ def test_a_flood_of_wrong_tokens_is_not_logged_and_a_right_token_is_accepted(
         assert "127.0.0.1 sent wrong tokens more than 5 times a minute" in answer.details()
         assert "fairfleet-retry-seconds" in {entry.key for entry in answer.trailing_metadata()}
     assert scrape(http)[series("fairfleet_refused_total", reason="enrolments")] == len(limited)
-    assert own.log("server.log").count("refused to enrol client carl") == 100 - len(limited)
+    assert own.log("server.log").count("refused to enroll client carl") == 100 - len(limited)
     assert redeem(own, "carl", secret, request)
     with refused(
         Code.RESOURCE_EXHAUSTED, "client carl requested a certificate more than 5 times a minute"

@@ -34,7 +34,7 @@ def operator(name: str) -> Identity:
 
 
 class SecureFleet(Fleet):
-    """A fleet whose members have certificates, and whose server enrols new ones."""
+    """A fleet whose members have certificates, and whose server enrolls new ones."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -171,7 +171,7 @@ class ServerSettings(Settings):
     )
     enrolment: str | None = Field(
         default=None,
-        description="host:port at which devices enrol with a token; needs ca.key in the pki "
+        description="host:port at which devices enroll with a token; needs ca.key in the pki "
         "folder; default: none",
     )
     insecure: bool = Field(default=False, description="allow other machines to connect without TLS")

@@ -124,6 +124,17 @@ def test_every_alert_fires_when_it_should_and_only_then() -> None:
         assert re.search(fires, tested), f"nothing makes {rule['alert']} fire"
 
 
+def test_every_alert_says_what_it_means_and_leads_to_its_section_of_the_docs() -> None:
+    page = (DEPLOY.parent / "docs" / "reference" / "alerts.md").read_text()
+    for rule in shipped_rules("alert"):
+        about, name = rule["annotations"], rule["alert"]
+        assert about["runbook_url"].endswith(
+            f"docs/reference/alerts.md{{{{ end }}}}#{name.lower()}"
+        )
+        section = page.partition(f"## {name}\n")[2].partition("## ")[0]
+        assert about["description"] in " ".join(section.split())
+
+
 def test_rules_and_dashboard_use_only_documented_metrics() -> None:
     text = (DEPLOY.parent / "docs" / "reference" / "metrics.md").read_text()
     documented_names = set(re.findall(r"`(fairfleet_\w+)`", text)) | {

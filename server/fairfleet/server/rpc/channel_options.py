@@ -9,7 +9,7 @@ import logging
 
 from fairfleet.server.security.limits import ServerLimits
 
-ENROLMENT_MS = 60_000  # the longest connection of a device that enrols
+ENROLMENT_MS = 60_000  # the longest connection of a device that enrolls
 ENROLMENT_STREAMS = 16  # one is needed; one that just ended may still count
 ENROLMENT_BYTES = 64 << 10  # of a message: a token and a certificate request of up to 8 KiB
 PEER_FAULTS = (

@@ -58,7 +58,7 @@ def check_transport(settings: ServerSettings) -> None:
 
 
 class Endpoints:
-    """The main port, and the port where devices without a certificate enrol."""
+    """The main port, and the port where devices without a certificate enroll."""
 
     def __init__(self, coordinator: Coordinator, store: Store, settings: ServerSettings) -> None:
         self._coordinator = coordinator
@@ -138,7 +138,7 @@ class Endpoints:
         address = _bind(server, self._enrolment_address, credentials)
         self.enrolment_authority.port = int(address.rpartition(":")[2])
         self._enrolment_server = server
-        log.info("devices with a token can enrol on %s", address)
+        log.info("devices with a token can enroll on %s", address)
 
     async def start(self) -> None:
         """Start the enrolment port."""

@@ -209,7 +209,7 @@ class OperatorService:
     async def MakeToken(
         self, request: pb.MakeTokenRequest, context: Context
     ) -> pb.MakeTokenResponse:
-        """Return a new token, with which one device can enrol."""
+        """Return a new token, with which one device can enroll."""
         client, seconds = request.client, request.seconds
         validity = request.certificate_seconds
         recording = self._audit.recording(

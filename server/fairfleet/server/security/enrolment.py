@@ -111,7 +111,7 @@ class EnrolmentAuthority:
                 enrolment_tokens.redeem, self._store, client, secret, key_digest(key), time.time()
             )
         except NotAllowed as error:
-            log.warning("refused to enrol client %s: %s", client, error, extra={"client": client})
+            log.warning("refused to enroll client %s: %s", client, error, extra={"client": client})
             raise
         log.info("enrolled client %s with its own key", client, extra={"client": client})
         return authority.certify(who, key, timedelta(seconds=seconds))
