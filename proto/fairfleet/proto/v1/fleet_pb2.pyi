@@ -1338,7 +1338,7 @@ class LeaveRequest(google.protobuf.message.Message):
     reason: builtins.str
     retires: builtins.bool
     """The client sends nothing more of its data: the privacy budget that its owner set is spent. It is
-    shown as retired until it joins again.
+    shown as retired, and not selected, until it joins again and asks for a task.
     """
     def __init__(
         self,
