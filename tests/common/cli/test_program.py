@@ -184,3 +184,10 @@ def test_sigterm_ends_a_client_while_its_task_loads(tmp_path: Path) -> None:
         assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 128 + signal.SIGTERM
+
+
+def test_an_error_quotes_what_it_found_and_no_symbol_in_its_place() -> None:
+    words = [*PROGRAM, "server", "--set", "measure=a:b:[red]"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "(found 'a:b:[red]')" in done.stderr

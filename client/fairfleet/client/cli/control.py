@@ -261,7 +261,7 @@ def clients(
     table = _table("client", *columns)
     for record in records:
         table.add_row(record.client, *client_table.cells(record, columns))
-    console = Console(highlight=False, markup=False)  # a device may be called [/x]
+    console = Console(highlight=False, markup=False, emoji=False)  # a device may be called [/x]
     print_in_full(table, console)
     for remark in client_table.remarks(records, snapshot.status.software):
         console.print(remark, soft_wrap=True)

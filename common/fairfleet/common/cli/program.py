@@ -117,7 +117,7 @@ def run() -> None:
 def _fail(error: FleetError) -> NoReturn:
     from rich.console import Console  # imported late, because it takes a while
 
-    Console(stderr=True, highlight=False).print(
+    Console(stderr=True, highlight=False, emoji=False).print(
         f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True
     )
     sys.exit(error.exit_code)
