@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,10 +57,11 @@ def test_it_reads_the_test_vectors(client: Path) -> None:
     assert "# pass 7" in done.stdout
 
 
-def test_it_passes_the_levels_basic_and_compressed(client: Path) -> None:
+def check(client: Path, *levels: str) -> tuple[dict[str, Any], str, int | None]:
+    """Return what `fairfleet conformance` finds, and the client's log and exit code."""
     address = f"127.0.0.1:{free_port()}"
     words = ["conformance", "--listen", address, "--json", "--seconds", "20"]
-    words += [word for level in LEVELS for word in ("--level", level)]
+    words += [word for level in levels for word in ("--level", level)]
     server = subprocess.Popen(
         [*PROGRAM, *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -75,13 +77,62 @@ def test_it_passes_the_levels_basic_and_compressed(client: Path) -> None:
     ) as process:
         try:
             output, errors = server.communicate(timeout=4 * PATIENCE_SECONDS)
-            log, _ = process.communicate(timeout=PATIENCE_SECONDS)
         finally:
             server.kill()
-            process.kill()
+            process.terminate()
+        log, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert output, errors
-    outcome = json.loads(output)
-    assert outcome["passed"], (outcome, log)
+    return json.loads(output), log, process.returncode
+
+
+def failed(outcome: dict[str, Any]) -> list[str]:
+    return [
+        entry["check"]
+        for level in outcome["levels"].values()
+        for entry in level["checks"]
+        if entry["result"] == "fail"
+    ]
+
+
+def test_it_passes_the_levels_basic_and_compressed(client: Path) -> None:
+    outcome, log, exit_code = check(client, *LEVELS)
+    assert outcome["passed"], (failed(outcome), log)
     assert tuple(outcome["levels"]) == LEVELS
-    assert process.returncode == 1, "it stops by itself, with an error"
+    assert exit_code == 1, "it stops by itself, with an error"
     assert "another process joined as node-1" in log
+
+
+def changed(client: Path, folder: Path, changes: dict[str, tuple[str, str]]) -> Path:
+    """Return a copy of the client in which one text of each file is replaced."""
+    shutil.copytree(client, folder, symlinks=True)
+    for name, (before, after) in changes.items():
+        text = (folder / name).read_text()
+        assert text.count(before) == 1, (name, before)
+        (folder / name).write_text(text.replace(before, after))
+    return folder
+
+
+def test_clients_with_mistakes_fail_the_check_of_each_mistake(client: Path, tmp_path: Path) -> None:
+    changes = {
+        "session.mjs": ("      case status.ABORTED:\n", ""),
+        "streams.mjs": ("!checksum(chunk.data).equals(chunk.checksum)", "false"),
+        "training.mjs": ("samples % size > 1 ?", "samples % size > 0 ?"),
+    }
+    mistaken = changed(client, tmp_path / "mistaken", changes)
+    text = (mistaken / "session.mjs").read_text()
+    joins = "      case status.UNAUTHENTICATED:\n"
+    (mistaken / "session.mjs").write_text(
+        text.replace(joins, f"      case status.ABORTED:\n{joins}")
+    )
+    outcome, log, _ = check(mistaken, "basic")
+    assert failed(outcome) == [
+        "A single last sample joins the batch before it",
+        "A chunk that does not match its checksum is fetched again",
+        "A client that another process replaced stops",
+    ], log
+
+
+def test_a_residual_that_changes_with_a_refused_update_fails(client: Path, tmp_path: Path) -> None:
+    changes = {"client.mjs": ("feedback.settle(counts)", "feedback.settle(true)")}
+    outcome, log, _ = check(changed(client, tmp_path / "mistaken", changes), "compressed")
+    assert failed(outcome) == ["After an update that does not count, nothing is lost either"], log

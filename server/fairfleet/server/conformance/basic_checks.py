@@ -35,13 +35,39 @@ async def joins(bench: Bench) -> None:
 async def trains(bench: Bench) -> None:
     """An update with a complete report."""
     receipt, update = await bench.update_of()
-    report, round_number = receipt.request.report, receipt.request.round
-    task = await bench.log.next(
-        "Task", 0, "a task of this round", lambda call: call.response.train.round == round_number
-    )
-    check_report(bench, report, task.response.train)
+    await _check_report_of(bench, receipt)
     if not np.any(update.parameters):
         raise CheckFailed("the update has only zeros; expected the result of a training")
+
+
+async def joins_a_single_sample(bench: Bench) -> None:
+    """A single last sample joins the batch before it."""
+    samples = bench.joined.train_samples
+    if samples < 3:
+        raise NotApplicable("the client has fewer than three training samples")
+
+    def leaves_one(response: pb.NextTaskResponse) -> None:
+        if response.HasField("train"):
+            response.train.plan.batch_size = samples - 1
+
+    round_number = bench.next_round
+    bench.faults.change_task(round_number, leaves_one)
+    receipt, _ = await bench.update_of(round_number)
+    await _check_report_of(bench, receipt)
+
+
+async def _check_report_of(bench: Bench, receipt: ObservedCall) -> None:
+    round_number = receipt.request.round
+    task = await bench.log.next(
+        "Task", 0, "a task of this round", lambda call: is_training(call, round_number)
+    )
+    check_report(bench, receipt.request.report, task.response.train)
+
+
+def is_training(call: ObservedCall, round_number: int) -> bool:
+    """Return whether a client got the training of this round."""
+    response: pb.NextTaskResponse = call.response
+    return response.HasField("train") and response.train.round == round_number
 
 
 def check_report(bench: Bench, report: pb.TrainReport, task: pb.TrainTask) -> None:
@@ -186,7 +212,7 @@ async def abandons_a_task(bench: Bench) -> None:
         "Task",
         0,
         "a task",
-        lambda call: call.response.train.round == round_number and call.response.HasField("train"),
+        lambda call: is_training(call, round_number),
     )
     task_id = task.response.train.id
     bench.faults.abandoned = task_id
@@ -215,4 +241,4 @@ async def stops_after_aborted(bench: Bench) -> None:
     position = bench.log.position
     await bench.take_over()
     aborted = await bench.log.next("Aborted", position, "a call that is answered with ABORTED")
-    await bench.log.quiet("Join", aborted.number, QUIET_SECONDS, "none after ABORTED")
+    await bench.log.quiet("JoinAttempt", aborted.number, QUIET_SECONDS, "no Join after ABORTED")

@@ -37,6 +37,7 @@ class Faults:
     armed: dict[str, Fault] = field(default_factory=dict)  # by method
     changes: dict[int, list[TaskChange]] = field(default_factory=dict)  # by round
     abandoned: str = ""  # id of a task whose heartbeats are answered with abandon
+    refused_round: int = -1  # whose updates are refused until the client polls again
 
     def __post_init__(self) -> None:
         self.restart = asyncio.Event()  # set when a restart is due
@@ -53,7 +54,7 @@ class Faults:
         """Forget what was armed and has not happened."""
         self.armed.clear()
         self.changes.clear()
-        self.abandoned = ""
+        self.abandoned, self.refused_round = "", -1
 
     def change_task(self, round_number: int, change: TaskChange) -> None:
         """Change every task of a round before it is sent."""

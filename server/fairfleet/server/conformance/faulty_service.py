@@ -19,11 +19,12 @@ from fairfleet.common.errors import (
     SessionUnknown,
     Superseded,
     TryLater,
+    WrongState,
 )
 from fairfleet.common.tensors import Section
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.server.conformance.faults import Fault, Faults, StreamCut, damaged
-from fairfleet.server.conformance.observed_calls import CallLog
+from fairfleet.server.conformance.observed_calls import CallLog, ObservedCall
 from fairfleet.server.federation.clients.assignments import Assignment
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.rpc.fleet_service import FleetService
@@ -45,6 +46,7 @@ class FaultyFleetService(FleetService):
         super().__init__(coordinator)
         self._log, self._faults, self._joined_fields = log, faults, joined
         self._announced = dict[bytes, pb.OpenUploadRequest]()  # by token
+        self._turned_down = list[ObservedCall]()
         self._is_long = coordinator.signature.size(Section.PARAMETERS) > RAW_CHUNK_ELEMENTS
 
     @contextlib.contextmanager
@@ -66,6 +68,7 @@ class FaultyFleetService(FleetService):
             super().admit(request)
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
+        self._log.add("JoinAttempt", request)
         with self._watching("Join"):
             response = await super().Join(request, context)
         if self._joined_fields.HasField("privacy"):
@@ -93,6 +96,8 @@ class FaultyFleetService(FleetService):
     def _begin_poll(self, request: pb.NextTaskRequest | pb.TakeTaskRequest) -> None:
         """Record a poll, and let its fault happen."""
         self._log.add("NextTask", request)
+        if any(call.request.round == self._faults.refused_round for call in self._turned_down):
+            self._faults.refused_round = -1
         fault = self._faults.take("NextTask")
         if fault is Fault.PAUSE:
             raise LimitReached("this pause is a test", retry_seconds=PAUSE_SECONDS)
@@ -136,16 +141,24 @@ class FaultyFleetService(FleetService):
     async def OpenUpload(
         self, request: pb.OpenUploadRequest, context: Context
     ) -> pb.OpenUploadResponse:
+        self._turn_down(request)
         with self._watching("OpenUpload"):
             response = await super().OpenUpload(request, context)
         self._announced[response.upload] = request
         self._log.add("OpenUpload", request, response)
         return response
 
+    def _turn_down(self, request: pb.OpenUploadRequest) -> None:
+        """Refuse an announced update, if that is due."""
+        if request.round == self._faults.refused_round:
+            self._turned_down.append(self._log.add("TurnedDown", request))
+            raise WrongState("this refusal is a test; request a new task")
+
     async def SendUpload(
         self, stream: AsyncIterator[bytes], context: Context
     ) -> pb.SendUploadResponse:
         request = self._announcement(dict(context.invocation_metadata() or ()))
+        self._turn_down(request)
         self._log.add("SendUpload", request)
         fault = self._faults.take("SendUpload")
         collected = self._collected(stream, request.digest)

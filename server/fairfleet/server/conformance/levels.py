@@ -40,6 +40,7 @@ LEVELS = (
         (
             basic.joins,
             basic.trains,
+            basic.joins_a_single_sample,
             basic.evaluates,
             basic.continues_a_cut_download,
             basic.repeats_a_damaged_download,
@@ -55,7 +56,11 @@ LEVELS = (
     ),
     Level(
         "compressed",
-        (optional.sends_int8, optional.feeds_errors_back),
+        (
+            optional.sends_int8,
+            optional.feeds_errors_back,
+            optional.keeps_errors_of_refused_updates,
+        ),
         {"codec": "int8", "compression": {"error_feedback": True}},
         pb.JoinResponse(brings_models=True),
         optional.offers_int8,

@@ -77,6 +77,10 @@ class CallLog:
         """The number of the next call."""
         return len(self.calls)
 
+    def named(self, name: str) -> list[ObservedCall]:
+        """Return all calls of a name."""
+        return [call for call in self.calls if call.name == name]
+
     def newest(self, name: str) -> ObservedCall:
         """Return the newest call of a name, which must exist."""
         return next(call for call in reversed(self.calls) if call.name == name)
