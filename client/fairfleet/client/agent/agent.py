@@ -21,13 +21,14 @@ from fairfleet.client.agent.pauses import pauses
 from fairfleet.client.agent.result_reports import (
     log_evaluation,
     log_not_needed,
+    log_quarantine,
     report_evaluation,
     report_verification,
 )
 from fairfleet.client.agent.server_connection import ServerConnection
 from fairfleet.client.agent.task_data import DataMissing, TaskData
 from fairfleet.client.agent.update_maker import UpdateMaker
-from fairfleet.client.agent.uploader import FINAL, UnusableUpdate, UpdateUploader
+from fairfleet.client.agent.uploader import FINAL, UnusableUpdate, UpdateUploader, can_be_sent
 from fairfleet.client.device.availability import Availability
 from fairfleet.client.device.certificate_renewal import Renewal
 from fairfleet.client.privacy import Allowance, PrivacyBudgetSpent, ReleaseLedger
@@ -35,13 +36,12 @@ from fairfleet.client.task import Abandoned, Measuring, Progress, Task
 from fairfleet.client.training.budget import Budget
 from fairfleet.client.training.personal_model import PersonalModel
 from fairfleet.client.training.step_trials import trial_losses
-from fairfleet.client.update.spool import Spool, SpooledUpdate
+from fairfleet.client.update.spool import Spool
 from fairfleet.common import wire
 from fairfleet.common.errors import NotKept, StateDirError, TaskFailed, UsageError, WrongState
 from fairfleet.common.features import software, unknown_to_client
-from fairfleet.common.names import round_name
 from fairfleet.common.net.server_access import ServerAccess
-from fairfleet.common.privacy import PrivacyTerms, model_refusal, shortfall
+from fairfleet.common.privacy import model_refusal
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -204,12 +204,7 @@ class Agent:
         """Log once that an earlier update was left out of its round."""
         if update.reason and update.digest != self._quarantined:
             self._quarantined = update.digest
-            log.warning(
-                "%s continued without this client's update: %s",
-                round_name(update.round),
-                update.reason,
-                extra={"round": update.round},
-            )
+            log_quarantine(update)
 
     # ---- the owner's terms ---------------------------------------------------------------------
 
@@ -324,7 +319,7 @@ class Agent:
         federation = self._connection.joined.federation
         terms = wire.privacy_in(request.privacy)
         spooled = self._spool.find(federation, request.round, request.model.digest.hex())
-        if spooled and _can_be_sent(spooled, request, terms):
+        if spooled and can_be_sent(spooled, request, terms):
             # A second update would reveal more about the same data.
             self._uploader.upload(spooled, begun=True)
             return
@@ -395,12 +390,3 @@ class Agent:
         log_evaluation(version, evaluation)
         with self._heartbeat.during(request.id):  # a large file takes time
             self._keeper.evaluated()
-
-
-def _can_be_sent(spooled: SpooledUpdate, request: pb.TrainTask, terms: PrivacyTerms) -> bool:
-    """Return whether an update of an earlier run still satisfies the request.
-
-    The server must have its base, and its privacy must be at least what is requested now.
-    """
-    readable_bases = {"", request.prediction.base.hex()}
-    return spooled.base in readable_bases and not shortfall(spooled.terms, terms)

@@ -13,6 +13,7 @@ from fairfleet.common.cli.event_text import figure
 from fairfleet.common.cli.log_format import EVENTS
 from fairfleet.common.errors import BadRequest, UsageError, WrongState
 from fairfleet.common.features import MEASURES
+from fairfleet.common.names import round_name
 from fairfleet.common.privacy import PrivacyTerms, SystemNoise, protected_evaluation
 from fairfleet.common.reports import Evaluation
 from fairfleet.proto.v1 import fleet_pb2 as pb
@@ -90,6 +91,16 @@ def _protected(evaluation: Evaluation, terms: PrivacyTerms) -> Evaluation:
 def log_not_needed(task_id: str, error: Exception, round_number: int) -> None:
     """Log that a task's result is no longer needed."""
     log.info("%s is no longer needed: %s", task_id, error, extra={"round": round_number})
+
+
+def log_quarantine(update: pb.QuarantinedUpdate) -> None:
+    """Log that an earlier update was left out of its round."""
+    log.warning(
+        "%s continued without this client's update: %s",
+        round_name(update.round),
+        update.reason,
+        extra={"round": update.round},
+    )
 
 
 def log_evaluation(version: int, evaluation: Evaluation) -> None:

@@ -229,3 +229,12 @@ def _counts(receipt: pb.Receipt, spooled: SpooledUpdate) -> bool:
     The receipt may be for another update that this client made for the round.
     """
     return receipt.outcome == pb.OUTCOME_COUNTED and receipt.digest.hex() == spooled.digest
+
+
+def can_be_sent(spooled: SpooledUpdate, request: pb.TrainTask, terms: PrivacyTerms) -> bool:
+    """Return whether an update of an earlier run still satisfies the request.
+
+    The server must have its base, and its privacy must be at least what is requested now.
+    """
+    readable_bases = {"", request.prediction.base.hex()}
+    return spooled.base in readable_bases and not shortfall(spooled.terms, terms)

@@ -1,6 +1,6 @@
 """What a client trains: softmax regression in plain numpy, on its own part of the data.
 
-`Task` has the three methods that FairFleet calls. Change the model, the loss and the data; any
+`NumpyTask` has the three methods that FairFleet calls. Change the model, the loss and the data; any
 library will do. Arrays come and go by name.
 """
 
@@ -21,11 +21,11 @@ Matrix = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 
-def task(client: str = "0", clients: str = "3", data_dir: str = "") -> Task:
+def task(client: str = "0", clients: str = "3", data_dir: str = "") -> NumpyTask:
     """Return the task of one client; `fairfleet client -o client=1` gives the arguments."""
     x, y = load_data(int(client), int(clients), data_dir)
     cut = len(y) * 4 // 5
-    return Task((x[:cut], y[:cut]), (x[cut:], y[cut:]))
+    return NumpyTask((x[:cut], y[:cut]), (x[cut:], y[cut:]))
 
 
 def load_data(client: int, clients: int, data_dir: str) -> tuple[Matrix, Labels]:
@@ -43,7 +43,7 @@ def load_data(client: int, clients: int, data_dir: str) -> tuple[Matrix, Labels]
     return x[client::clients] / 16, y[client::clients]
 
 
-class Task:
+class NumpyTask:
     """Softmax regression by stochastic gradient descent."""
 
     device = "cpu"

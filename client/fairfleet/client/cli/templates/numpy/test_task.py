@@ -11,7 +11,7 @@ from fairfleet.common.training_plan import Plan
 from task import CLASSES, loss_and_gradient, task
 
 
-class TaskTest(unittest.TestCase):
+class NumpyTaskTest(unittest.TestCase):
     """Tests of one client, without a server."""
 
     def test_training_lowers_the_loss_and_raises_the_accuracy(self) -> None:

@@ -9,7 +9,7 @@ from fairfleet.common.training_plan import Plan
 from task import task
 
 
-class TaskTest(unittest.TestCase):
+class TorchTaskTest(unittest.TestCase):
     """Tests of one client, without a server."""
 
     def test_training_lowers_the_loss_and_raises_the_accuracy(self) -> None:
