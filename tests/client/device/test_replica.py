@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -53,6 +54,27 @@ def test_each_process_has_its_own_number_and_a_replacement_gets_the_number_of_a_
     finally:
         for holder in holders:
             holder.end()
+
+
+def test_a_killed_replica_frees_its_number_although_a_process_that_it_forked_lives(
+    tmp_path: Path,
+) -> None:
+    code = HOLD.replace(
+        "    print(number",
+        "    if (child := os.fork()) == 0: time.sleep(600)\n    print(child)\n    print(number",
+    )
+    words = [sys.executable, "-c", "import os" + code, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            assert process.stdout.readline() == "0\n"
+            process.kill()
+            process.wait(10)
+            with number_of("claim", tmp_path) as number:
+                assert number == 0
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_number_that_an_older_version_holds_is_skipped(tmp_path: Path) -> None:

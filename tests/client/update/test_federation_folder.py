@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fairfleet.client.device.folder_lock import holder, try_lock
 from fairfleet.client.update.error_feedback import StoredResidual
 from fairfleet.client.update.federation_folder import (
     LOCK_SECONDS,
@@ -19,7 +20,6 @@ from fairfleet.client.update.federation_folder import (
     open_folder,
     take_over,
 )
-from fairfleet.client.update.folder_lock import holder, try_lock
 from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common.errors import BadRequest, StateDirError
 from fairfleet.common.reports import TrainReport

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairfleet.client.update.folder_lock import holder
+from fairfleet.client.device.folder_lock import holder
 from tests.support.fleet import Fleet, until
 from tests.support.flock_holder import flock_held
 

@@ -18,6 +18,7 @@ from typing import Literal
 
 from filelock import lock_descriptor
 
+from fairfleet.client.device.folder_lock import FolderLock
 from fairfleet.common.errors import StateDirError, UsageError
 
 MARK = "{replica}"
@@ -35,11 +36,11 @@ def number_of(source: Source, folder: Path) -> Iterator[int]:
     try:
         yield number
     finally:
-        os.close(lock)
+        lock.release()
 
 
-def claim(folder: Path) -> tuple[int, int]:
-    """Return the lowest free number and the open file descriptor of the lock that holds it.
+def claim(folder: Path) -> tuple[int, FolderLock]:
+    """Return the lowest free number and the lock that holds it.
 
     Raises StateDirError if the folder cannot be used.
     """
@@ -57,7 +58,7 @@ def claim(folder: Path) -> tuple[int, int]:
         ) from error
 
 
-def _try_lock(path: Path) -> int | None:
+def _try_lock(path: Path) -> FolderLock | None:
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         locked = lock_descriptor(lock, blocking=False)
@@ -67,7 +68,7 @@ def _try_lock(path: Path) -> int | None:
     if not locked:
         os.close(lock)
         return None
-    return lock
+    return FolderLock(lock)
 
 
 def number_in(host_name: str) -> int:

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairfleet.client.update.folder_lock import FILE as LOCK_FILE
-from fairfleet.client.update.folder_lock import FolderLock, holder, try_lock
+from fairfleet.client.device.folder_lock import FILE as LOCK_FILE
+from fairfleet.client.device.folder_lock import FolderLock, holder, try_lock
 from fairfleet.client.update.pending_vector import owner_in, owner_of
 from fairfleet.common.atomic_files import Sync, write_atomically
 from fairfleet.common.errors import BadRequest, StateDirError, short
