@@ -176,6 +176,16 @@ def test_a_start_that_fails_leaves_no_state_directory(fleet: Fleet) -> None:
     code, _ = start_server(fleet, *state, "--model", str(fleet.folder / "broken.safetensors"))
     assert code != 0
     assert not fleet.state.exists()
+    words = ("--model", str(fleet.init()), "--pki", str(fleet.folder / "nowhere"))
+    assert "cannot find" in start_server(fleet, *state, *words)[1]
+    assert not fleet.state.exists()
+
+
+def test_a_missing_task_is_answered_with_how_to_give_it(fleet: Fleet) -> None:
+    for command in ("init", "client"):
+        done = fleet.run(command)
+        assert done.returncode == 2
+        assert "--task my_task:task" in done.stderr
 
 
 @pytest.mark.parametrize("option", ["--listen", "--set"])

@@ -425,7 +425,8 @@ def test_a_start_on_a_finished_or_changed_federation_says_what_to_do(fleet: Flee
     finish(fleet, 1)
     assert "other settings" not in fleet.log("server.log")
     fleet.stop_server()
-    fleet.start_server(rounds=1, **{"plan.learning_rate": 0.5})
+    port = free_port()
+    fleet.start_server(rounds=1, http__port=port, plan__learning_rate=0.5)
     until(
         lambda: "has finished at version 1 (all rounds are done)" in fleet.log("server.log"), "log"
     )
@@ -434,3 +435,7 @@ def test_a_start_on_a_finished_or_changed_federation_says_what_to_do(fleet: Flee
     assert "plan.learning_rate was" in log
     assert "and is 0.5" in log
     assert "give another --state-dir" in log
+    told = command(fleet, "clients", "--json").stdout.splitlines()
+    assert {json.loads(line)["state"] for line in told} == {"finished"}
+    rows = json.loads(get(f"http://127.0.0.1:{port}/api/state")[1])["clients"]
+    assert {row["state"] for row in rows} == {"done"}

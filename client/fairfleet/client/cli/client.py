@@ -235,7 +235,7 @@ def client(
 
 
 def init(
-    task: Annotated[str, typer.Option(help=TASK_HELP)],
+    task: Annotated[str | None, typer.Option(help=f"{TASK_HELP} Required.")] = None,
     output: Annotated[Path, typer.Option("--output", help="The file to write.")] = Path(
         "model.safetensors"
     ),
@@ -252,6 +252,11 @@ def init(
 
       fairfleet init --task my_task:task --output model.safetensors
     """
+    if task is None:
+        raise UsageError(
+            "--task is missing: a module:name, for example `fairfleet init --task my_task:task`. "
+            "`fairfleet new NAME` writes such a task."
+        )
     if output.exists() and keep:
         print(f"{output}: kept")
         return

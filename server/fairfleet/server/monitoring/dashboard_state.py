@@ -72,6 +72,7 @@ class DashboardState:
         self._rebuilt = 0  # the revision at which everything was told anew
         self.conflicts = Conflicts()
         self._clients: dict[str, ClientRow] = {}
+        self._joined_here: set[str] = set()  # since the server's start
         # By client with an unanswered request: its state while it is connected.
         self._owed: dict[str, str] = {}
         self._rounds: deque[dict[str, Any]] = deque(maxlen=ROUNDS)
@@ -138,8 +139,17 @@ class DashboardState:
             elif row.client in retired and row.state == "gone":
                 reason = retired[row.client] or row.not_selected_because
                 self.set(row.client, state="retired", not_selected_because=reason)
-            elif finished and not row.connected and row.state in ("idle", *BUSY):
+            elif finished and not row.connected and self._stayed(row):
                 self.set(row.client, state="done")
+
+    def _stayed(self, row: ClientRow) -> bool:
+        """Return whether a client took part to the end of a federation that is over.
+
+        Of a client that did not join since the server's start, only its rounds are known.
+        """
+        if row.state == "gone" and row.client not in self._joined_here and self._rounds:
+            return bool(row.last_round == self._rounds[-1]["round"])
+        return row.state in ("idle", *BUSY)
 
     def describe(self, client: str, software: str, samples: int, not_selected_because: str) -> None:
         """Update what is known of a client's software and data, if it has changed."""
@@ -189,6 +199,7 @@ class DashboardState:
                 self._release("evaluating")
 
     def _joined(self, joined: pb.ClientJoined, unix_seconds: float) -> None:
+        self._joined_here.add(joined.client)
         self.set(
             joined.client,
             state=self._owed.get(joined.client, "idle"),

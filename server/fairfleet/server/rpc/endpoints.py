@@ -37,6 +37,7 @@ ENROLMENT = enrolment_pb2.DESCRIPTOR.services_by_name["Enrolment"]
 def check_transport(settings: ServerSettings) -> None:
     """Raise UsageError for settings that are not safe; log a warning if they are intended."""
     if settings.pki is not None:
+        CertificateFiles(settings.pki).credentials(of_members=True)  # they can be read
         return
     if settings.enrolment is not None:
         raise UsageError(

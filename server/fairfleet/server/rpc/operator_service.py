@@ -20,6 +20,7 @@ from fairfleet.server.federation.clients.sessions import Session
 from fairfleet.server.federation.coordinator import Coordinator
 from fairfleet.server.federation.event_stream import record_message
 from fairfleet.server.federation.operators.continuation import ContinuationWish
+from fairfleet.server.rounds.state_machine import Phase
 from fairfleet.server.rpc.handlers import Context
 from fairfleet.server.rpc.model_archive import ModelArchive
 from fairfleet.server.security.enrolment import EnrolmentAuthority
@@ -130,10 +131,21 @@ class OperatorService:
                 record.not_selected_because = state.not_selected_because(session)
             if client in counts:
                 record.updates_counted, record.last_counted_round = counts[client]
+                self._mark_finished(record, committed)
             if client in evaluations:
                 record.evaluated_version, evaluation = evaluations[client]
                 record.evaluation.MergeFrom(wire.evaluation_out(evaluation))
             yield record
+
+    def _mark_finished(self, record: pb.ClientRecord, committed: int) -> None:
+        """Call a client finished that was in the last round of a federation that is over.
+
+        A server that was restarted since then does not know whom it told of the end.
+        """
+        is_over = self._coordinator.state.round.phase is Phase.FINISHED
+        was_in_last = record.last_counted_round == committed - 1
+        if is_over and was_in_last and record.state == pb.CLIENT_STATE_GONE:
+            record.state = pb.CLIENT_STATE_FINISHED
 
     def _state(self, client: str, revoked: bool) -> pb.ClientState.ValueType:
         if revoked:
