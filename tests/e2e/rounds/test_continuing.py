@@ -424,6 +424,8 @@ def test_a_start_on_a_finished_or_changed_federation_says_what_to_do(fleet: Flee
     start_clients(fleet)
     finish(fleet, 1)
     assert "other settings" not in fleet.log("server.log")
+    told = command(fleet, "clients", "--json").stdout.splitlines()
+    assert [json.loads(line)["state"] for line in told] == ["finished", "finished"]
     fleet.stop_server()
     port = free_port()
     fleet.start_server(rounds=1, http__port=port, plan__learning_rate=0.5)

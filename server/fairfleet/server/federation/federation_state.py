@@ -190,9 +190,16 @@ class FederationState:
         return self._runner.sessions.get(client) is not None
 
     def was_told_of_end(self, client: str) -> bool:
-        """Return whether a connected client was told that the federation is finished."""
+        """Return whether a client was told that the federation is finished."""
         session = self._runner.sessions.get(client)
-        return session is not None and session.finished
+        if session is not None:
+            return session.finished
+        is_over = self._runner.round.phase is Phase.FINISHED
+        return is_over and self._runner.sessions.left_at_the_end(client) is True
+
+    def has_left(self, client: str) -> bool:
+        """Return whether a client was here since the server's start, and is not any more."""
+        return self._runner.sessions.left_at_the_end(client) is not None
 
     def activity(self, client: str) -> str:
         """Return the kind of the client's task ("train", "evaluate", "verify"); "" if idle."""

@@ -142,7 +142,8 @@ class OperatorService:
 
         A server that was restarted since then does not know whom it told of the end.
         """
-        is_over = self._coordinator.state.round.phase is Phase.FINISHED
+        state = self._coordinator.state
+        is_over = state.round.phase is Phase.FINISHED and not state.has_left(record.client)
         was_in_last = record.last_counted_round == committed - 1
         if is_over and was_in_last and record.state == pb.CLIENT_STATE_GONE:
             record.state = pb.CLIENT_STATE_FINISHED

@@ -80,6 +80,9 @@ class Sessions:
         self._fence = boot << 32  # grows over restarts without a write per join
         self._by_id: dict[str, Session] = {}
         self._by_client: dict[str, Session] = {}
+        self._left: OrderedDict[str, bool] = (
+            OrderedDict()
+        )  # by client without a session: was it told of the end
         self._superseded: OrderedDict[str, str] = OrderedDict()
         # By client, including clients that are gone.
         self._instances: OrderedDict[str, ClientInstance] = OrderedDict()
@@ -114,6 +117,7 @@ class Sessions:
         self._fence += 1
         session = Session(secrets.token_hex(16), self._fence, member, now)
         self._by_id[session.id] = self._by_client[member.client] = session
+        self._left.pop(member.client, None)
         self._note_instance(member)
         return session
 
@@ -142,6 +146,13 @@ class Sessions:
         self._by_id.pop(session.id, None)
         if self._by_client.get(session.client) is session:
             del self._by_client[session.client]
+            self._left[session.client] = session.finished
+            if len(self._left) > self._limit + SUPERSEDED_REMEMBERED:
+                self._left.popitem(last=False)
+
+    def left_at_the_end(self, client: str) -> bool | None:
+        """Return whether a client that left was told of the end; None: it was not here."""
+        return self._left.get(client)
 
     def expired(self, now: float) -> list[Session]:
         """Return the sessions whose lease has ended."""
