@@ -80,9 +80,8 @@ class Sessions:
         self._fence = boot << 32  # grows over restarts without a write per join
         self._by_id: dict[str, Session] = {}
         self._by_client: dict[str, Session] = {}
-        self._left: OrderedDict[str, bool] = (
-            OrderedDict()
-        )  # by client without a session: was it told of the end
+        # By client without a session: whether it was told of the end.
+        self._left: OrderedDict[str, bool] = OrderedDict()
         self._superseded: OrderedDict[str, str] = OrderedDict()
         # By client, including clients that are gone.
         self._instances: OrderedDict[str, ClientInstance] = OrderedDict()
