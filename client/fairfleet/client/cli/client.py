@@ -235,7 +235,9 @@ def client(
 
 
 def init(
-    task: Annotated[str | None, typer.Option(help=f"{TASK_HELP} Required.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help=f"{TASK_HELP} Required.", show_default="none")
+    ] = None,
     output: Annotated[Path, typer.Option("--output", help="The file to write.")] = Path(
         "model.safetensors"
     ),
