@@ -1,4 +1,4 @@
-"""Simulate many clients without data in one process, on one connection.
+"""Simulate many clients without data in one process, on few connections.
 
 They join, and train and evaluate when the server selects them.
 """
@@ -22,6 +22,8 @@ from fairfleet.common.wire import PROTOCOL_VERSION, UPLOAD_METADATA, signature_i
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from fairfleet.proto.v1.fleet_pb2_grpc import FleetStub
 
+PER_CONNECTION = 20  # clients: fewer than the server's limits.streams_per_connection
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 REPORT = pb.TrainReport(samples=10, loss_before=1.0, loss_after=0.5, steps=1, learning_rate=0.1)
 
 
@@ -53,9 +55,18 @@ class SimulatedClients:
             self._loop.run_until_complete(self._all)
 
     async def _take_part(self) -> None:
-        async with grpc.aio.insecure_channel(self._address) as channel:
+        async with contextlib.AsyncExitStack() as stack:
+            channels = [
+                await stack.enter_async_context(
+                    grpc.aio.insecure_channel(self._address, OWN_CONNECTION)
+                )
+                for _ in range(0, self._count, PER_CONNECTION)
+            ]
             await asyncio.gather(
-                *(SimulatedClient(channel, number).run() for number in range(self._count))
+                *(
+                    SimulatedClient(channels[number // PER_CONNECTION], number).run()
+                    for number in range(self._count)
+                )
             )
 
 
