@@ -20,7 +20,7 @@ def task(client: str = "0", clients: str = "5", data_dir: str = "data") -> Softm
             f"there is no {file}; write the data of {clients} clients with "
             f"`python prepare.py --clients {clients} --output {data_dir}`"
         )
-    with np.load(file) as data:
+    with np.load(file, allow_pickle=False) as data:
         x, y = data["x"], data["y"]
     x = x.astype(np.float32) / max(float(x.max()), 1.0)
     order = np.random.default_rng(0).permutation(len(y))

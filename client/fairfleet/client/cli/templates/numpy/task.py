@@ -35,8 +35,9 @@ def load_data(client: int, clients: int, data_dir: str) -> tuple[Matrix, Labels]
     client-0.npz, client-1.npz and so on, each with the arrays x and y.
     """
     if data_dir:
-        with np.load(Path(data_dir) / f"client-{client}.npz") as file:
-            return file["x"].reshape(len(file["x"]), -1), file["y"]
+        file = Path(data_dir) / f"client-{client}.npz"
+        with np.load(file, allow_pickle=False) as arrays:
+            return arrays["x"].reshape(len(arrays["x"]), -1), arrays["y"]
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
