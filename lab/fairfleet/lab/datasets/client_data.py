@@ -20,3 +20,4 @@ class ClientData:
     train_y: Labels
     test_x: NDArray[Any]
     test_y: Labels
+    true_y: Labels | None = None  # right training labels, if train_y has label noise

@@ -7,6 +7,7 @@ therefore give every client the same samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fairfleet.lab.datasets.client_data import ClientData
 from fairfleet.lab.datasets.preprocessing import Preprocessing
 from fairfleet.lab.datasets.registry import load
 from fairfleet.lab.experiments.experiment import Experiment
+from fairfleet.lab.label_noise import with_label_noise
 from fairfleet.lab.partitioning.partitions import Indices, partition
 from fairfleet.lab.partitioning.splits import Split, split_all, split_as_published
 
@@ -48,7 +50,7 @@ def client_datasets(
     ]
     names = _client_names(experiment, dataset, parts)
     x, y = dataset.x, dataset.y
-    return [
+    clients = [
         ClientData(
             name,
             convert(x[split.train]),
@@ -57,6 +59,21 @@ def client_datasets(
             y[split.test],
         )
         for name, split in zip(names, splits, strict=True)
+    ]
+    return _with_noise(experiment, clients, dataset.classes, seed)
+
+
+def _with_noise(
+    experiment: Experiment, clients: list[ClientData], classes: int, seed: int
+) -> list[ClientData]:
+    """Add the label noise of the experiment, and keep the right labels to measure it."""
+    if experiment.label_noise is None:
+        return clients
+    right = [client.train_y for client in clients]
+    noisy = with_label_noise(right, classes, experiment.label_noise, seed)
+    return [
+        replace(client, train_y=labels, true_y=client.train_y)
+        for client, labels in zip(clients, noisy, strict=True)
     ]
 
 

@@ -33,6 +33,7 @@ from fairfleet.lab.experiments.revisions import (
     past_readings,
 )
 from fairfleet.lab.experiments.rule_spec import parse_rule
+from fairfleet.lab.label_noise import LabelCorrection, LabelNoise
 from fairfleet.lab.partitioning.partitions import Partition
 from fairfleet.lab.partitioning.splits import check_shares
 from fairfleet.lab.simulation.behaviour import Behaviour
@@ -89,7 +90,15 @@ class Experiment(BaseModel):
         description="share of each client's training samples that is used",
     )
     data_seed: NonNegativeInt | None = Field(
-        default=None, description="seed of partition and split; None: the experiment's seed"
+        default=None,
+        description="seed of partition, split and label noise; None: the experiment's seed",
+    )
+    label_noise: LabelNoise | None = Field(
+        default=None, description="wrong training labels: clients, lowest; None: as in the data"
+    )
+    label_correction: LabelCorrection | None = Field(
+        default=None,
+        description="FedCorr: find and correct wrong labels before the rounds; None: do not",
     )
     model: str = Field(default="softmax+zero", description="model: softmax, mlp:200,200, …")
     rule: str = Field(
@@ -234,6 +243,28 @@ class Experiment(BaseModel):
             tries_steps = self.verification is not None or recipe.rule.needs().line_search
             if why := refusal(self.privacy, recipe, tries_steps, self.selection, self.admission):
                 raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _check_label_correction(self) -> Experiment:
+        """Refuse what the stages before the rounds cannot keep, or cannot correct."""
+        if self.label_correction is None:
+            return self
+        if self.privacy is not None:
+            raise ValueError(
+                "label_correction cannot be combined with privacy: its models and figures are not "
+                "protected; leave one of them out"
+            )
+        if "+probabilities" in self.model:
+            raise ValueError(
+                f"label_correction needs a model that returns logits, found {self.model}; leave "
+                "out +probabilities"
+            )
+        if any(attack.kind == "label_noise" for attack in self.behaviour.attacks):
+            raise ValueError(
+                "label_correction comes before attacks, so it cannot correct the labels of the "
+                "attack label_noise; use the field label_noise of the experiment instead"
+            )
         return self
 
     @model_validator(mode="after")

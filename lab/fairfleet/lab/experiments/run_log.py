@@ -20,6 +20,7 @@ from fairfleet.common.errors import UsageError
 from fairfleet.common.fairness import Fairness
 from fairfleet.common.reports import Better
 from fairfleet.lab.experiments.experiment import Experiment
+from fairfleet.lab.label_noise import LabelReport
 
 
 class Point(BaseModel):
@@ -85,6 +86,7 @@ class Run(BaseModel):
     admission: dict[str, tuple[int, int]] = {}
     points: tuple[Point, ...] = ()
     epsilon: float | None = None  # differential privacy, where noise was added
+    labels: LabelReport | None = None  # where labels had noise or were corrected
     made_by: str = ""
     unix_seconds: float = 0.0
 

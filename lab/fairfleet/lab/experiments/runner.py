@@ -22,8 +22,10 @@ from fairfleet.lab.experiments.federation_builder import build_federation
 from fairfleet.lab.experiments.recorder import Recorder, round_accuracies, significant
 from fairfleet.lab.experiments.run_log import Run
 from fairfleet.lab.experiments.signals import delay_signals
+from fairfleet.lab.label_noise import LabelReport
 from fairfleet.lab.simulation import checkpoints
-from fairfleet.lab.simulation.federation import Engine, RoundResult
+from fairfleet.lab.simulation.federation import Engine, Federation, RoundResult
+from fairfleet.lab.simulation.label_correction import correct_labels, label_report
 from fairfleet.lab.simulation.simulation import Simulation
 
 Progress = Callable[[int, int], None]  # rounds done, rounds planned
@@ -54,13 +56,16 @@ def run(
     exists, the run continues from it; the file is written again at intervals.
     """
     key = experiment.key()  # Identifies the data as they are now; their files may change later.
-    simulation = Simulation(build_federation(experiment, data_dir, engine, workers))
+    started = time.monotonic()
+    prepared = prepare(experiment, build_federation(experiment, data_dir, engine, workers))
+    simulation = Simulation(prepared.federation)
     check_evaluable(simulation)
     labels = labels or RunLabels(experiment.rule)
     state = RunProgress(experiment, key, simulation, labels, checkpoint)
+    state.prepared(prepared, started)
     with delay_signals() as stop_if_signalled:
         try:
-            for result in simulation.rounds():
+            for result in () if state.failure else simulation.rounds():
                 state.add_round(result)
                 progress(simulation.done, experiment.rounds)
                 stop_if_signalled(before=state.save)
@@ -71,6 +76,29 @@ def run(
             keep(record)
             state.delete_checkpoint(record)
     return record
+
+
+class Prepared(NamedTuple):
+    """A federation that is ready for its rounds."""
+
+    federation: Federation
+    labels: LabelReport | None  # None if labels have neither noise nor a correction
+    failure: str = ""  # why its rounds cannot begin
+
+
+def prepare(experiment: Experiment, federation: Federation) -> Prepared:
+    """Correct the labels of a federation, if the experiment says so.
+
+    The result follows from the experiment alone, so a resumed run prepares the same federation.
+    """
+    if experiment.label_correction is None:
+        report = label_report(federation.clients) if experiment.label_noise else None
+        return Prepared(federation, report)
+    try:
+        return Prepared(*correct_labels(federation, experiment.label_correction))
+    except TaskFailed as error:
+        failure = f"before the first round: {error}"
+        return Prepared(federation, label_report(federation.clients), failure)
 
 
 def check_evaluable(simulation: Simulation) -> None:
@@ -106,10 +134,17 @@ class RunProgress:
         honest = np.setdiff1d(np.arange(len(names)), self.dishonest)
         self.recorder = Recorder(honest, attackers, experiment.measure)
         self.failure = ""
+        self.label_report: LabelReport | None = None
         self._earlier_time = TimeUsed()
         if checkpoint:
             self._resume(checkpoint)
         self._started = self._saved = time.monotonic()
+
+    def prepared(self, prepared: Prepared, started: float) -> None:
+        """Take over what happened before the first round, which began at this time."""
+        self.label_report, self.failure = prepared.labels, prepared.failure
+        if self.experiment.label_correction:
+            self._started = started
 
     def _resume(self, checkpoint: Path) -> None:
         saved = checkpoints.restore(checkpoint, self.simulation)
@@ -165,6 +200,7 @@ class RunProgress:
             admission=self.recorder.admission,
             points=tuple(self.recorder.points),
             epsilon=simulation.epsilon(),
+            labels=self.label_report,
             made_by=f"fairfleet {version('fairfleet')}, torch {torch.__version__}",
             unix_seconds=round(time.time()),
         )

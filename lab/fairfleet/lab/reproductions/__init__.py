@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fairfleet.common.errors import UsageError
+from fairfleet.lab.reproductions.adafed_label_noise import LABEL_NOISE
 from fairfleet.lab.reproductions.adafedadam_synthetic import SYNTHETIC
 from fairfleet.lab.reproductions.base import Reproduction
 from fairfleet.lab.reproductions.fedfv_table2 import TABLE_2
@@ -13,9 +14,9 @@ from fairfleet.lab.reproductions.fedmgda_adult import ADULT
 __all__ = ["LETTERS", "REPRODUCTIONS", "Reproduction", "reproduction"]
 
 REPRODUCTIONS: dict[str, Reproduction] = {
-    table.name: table for table in (TABLE_2, TABLE_3, ADULT, SYNTHETIC, TABLE_1)
+    table.name: table for table in (TABLE_2, TABLE_3, ADULT, SYNTHETIC, TABLE_1, LABEL_NOISE)
 }
-LETTERS = dict(zip("ABCDE", REPRODUCTIONS.values(), strict=True))
+LETTERS = dict(zip("ABCDEF", REPRODUCTIONS.values(), strict=True))
 
 
 def reproduction(name: str) -> Reproduction:
