@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fairfleet.lab.label_noise import (
     LabelNoise,
+    intrinsic_dimension,
     most_suspect,
     noise_levels,
     noisy_clients,
@@ -49,6 +50,20 @@ def test_equal_values_all_belong_to_the_lower_component() -> None:
     assert not upper_component(np.full(7, 0.3)).any()
     assert not upper_component(np.array([2.0])).any()
     assert not upper_component(np.zeros(0)).any()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_clients_whose_predictions_spread_in_more_directions_are_found(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    noisy = np.arange(12) < 5
+
+    def predictions(directions: int) -> np.ndarray:
+        logits = random.normal(size=(200, directions)) @ random.normal(size=(directions, 10))
+        exponentials = np.exp(logits)
+        return np.asarray(exponentials / exponentials.sum(1, keepdims=True))
+
+    dimensions = [intrinsic_dimension(predictions(5 if each else 2)) for each in noisy]
+    np.testing.assert_array_equal(noisy_clients(np.array(dimensions)), noisy)
 
 
 def test_a_client_without_a_dimension_counts_as_clean() -> None:
