@@ -262,6 +262,7 @@ def test_a_round_whose_mark_contradicts_the_journal_is_found(fleet: Fleet) -> No
     assert "round 2 was undone, says the journal" in done.stderr
 
 
+@pytest.mark.slow
 def test_going_back_gives_no_privacy_budget_back(fleet: Fleet) -> None:
     fleet.init(task="plain")
     privacy = "{where: client, clip: 1.0, noise_multiplier: 1.0}"
@@ -307,6 +308,7 @@ def clock(fleet: Fleet) -> Path:
 
 
 @pytest.mark.parametrize("jump", [YEAR, -YEAR])
+@pytest.mark.slow
 def test_a_jump_of_the_wall_clock_ends_nothing(fleet: Fleet, clock: Path, jump: float) -> None:
     limits = {"end__after_seconds": 3600, "round__longest_wait_seconds": 3600}
     fleet.init()
@@ -326,6 +328,7 @@ def test_a_jump_of_the_wall_clock_ends_nothing(fleet: Fleet, clock: Path, jump: 
     assert is_intact(fleet)
 
 
+@pytest.mark.slow
 def test_time_counts_over_restarts_but_not_while_the_server_is_down(
     fleet: Fleet, clock: Path
 ) -> None:

@@ -55,6 +55,7 @@ def ledger(fleet: Fleet, client: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == "update"]
 
 
+@pytest.mark.slow
 def test_a_client_retires_at_its_owners_limit_and_the_others_train_on(fleet: Fleet) -> None:
     limit = ("--max-epsilon", f"{spent(2) + 0.01}")
     fleet.init(task=PLAIN)

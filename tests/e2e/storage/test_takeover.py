@@ -53,6 +53,7 @@ def test_a_process_that_was_disconnected_does_not_take_the_name_from_a_newer_one
     relay.cut()
 
 
+@pytest.mark.slow
 def test_the_age_of_a_process_counts_from_its_join_of_this_federation(fleet: RelayedFleet) -> None:
     """The fences of a former federation, whose server was started more often, are larger."""
     settings = {"round__minimum_clients": 3, "lease_seconds": 60}

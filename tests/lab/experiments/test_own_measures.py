@@ -44,6 +44,7 @@ def test_a_run_is_judged_by_the_loss_without_a_function() -> None:
     assert record.fairness.worst_10 == max(record.losses)
 
 
+@pytest.mark.slow
 def test_reports_show_the_measure_in_its_own_unit_and_direction() -> None:
     good, bad = judged_by("error_percent"), judged_by("error_percent", rounds=1)
     good, bad = (
@@ -61,6 +62,7 @@ def test_reports_show_the_measure_in_its_own_unit_and_direction() -> None:
     assert "Average error_percent over the rounds" in page("title", [good, bad])
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_with_its_measure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,6 +227,7 @@ def test_stragglers_train_another_number_of_epochs(engine: str) -> None:
     assert counts == {1, 2, 3, 4}
 
 
+@pytest.mark.slow
 def test_both_trainers_have_the_same_faults() -> None:
     troubles = Behaviour(
         dropout=0.2,
