@@ -22,6 +22,7 @@ from fairfleet.common.features import (
 )
 from fairfleet.common.training_plan import Plan
 from fairfleet.proto.v1 import fleet_pb2 as pb
+from fairfleet.server.federation.clients.feature_requirements import required_features
 from tests.support.paths import ROOT
 
 
@@ -30,7 +31,8 @@ def test_every_field_of_a_plan_is_of_version_1_or_has_a_feature() -> None:
     fields = {field.name for field in pb.Plan.DESCRIPTOR.fields}
     assert fields == PLAN_FIELDS_OF_VERSION_1 | PLAN_FEATURES.keys()
     assert not PLAN_FIELDS_OF_VERSION_1 & PLAN_FEATURES.keys()
-    assert Plan.model_fields.keys() <= fields
+    applied_by_the_server = {"learning_rate_decay"}
+    assert Plan.model_fields.keys() - applied_by_the_server <= fields
 
 
 def test_the_page_of_features_lists_the_names_that_the_code_knows() -> None:
@@ -46,6 +48,12 @@ def test_a_later_field_of_a_plan_requires_its_feature_unless_it_may_be_ignored(
     assert plan_features({"epochs", "warmup_steps"}) == {"warmup"}
     optional = {field for field, name in PLAN_FEATURES.items() if name in OPTIONAL_PLAN_FEATURES}
     assert plan_features(optional | PLAN_FIELDS_OF_VERSION_1) == frozenset()
+
+
+def test_a_decay_requires_nothing_of_clients_because_the_server_applies_it() -> None:
+    plan = Plan(steps=3, momentum=0.5)
+    decaying = plan.model_copy(update={"learning_rate_decay": 0.5})
+    assert required_features(decaying) == required_features(plan)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from fairfleet.common import wire
 from fairfleet.common.cli.settings import parse_assignment, read_model
 from fairfleet.common.errors import BadRequest, BadSettings
-from fairfleet.common.training_plan import Plan
+from fairfleet.common.training_plan import MIN_FLOAT32, Plan
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
 
@@ -63,3 +63,23 @@ def test_a_client_refuses_a_plan_that_32_bit_floating_point_cannot_hold() -> Non
         BadRequest, match=r"the server's plan is not usable: learning_rate: .* found 1e\+39"
     ):
         wire.plan_in(pb.Plan(epochs=1, learning_rate=1e39, solver=pb.SOLVER_SGD))
+
+
+def test_clients_receive_the_decayed_rate_of_their_round() -> None:
+    plan = Plan(learning_rate=0.1, learning_rate_decay=0.999)
+    for round_number in (0, 1, 2000):
+        received = wire.plan_in(wire.plan_out(plan.for_client("ann", round_number)))
+        assert received.learning_rate == 0.1 * 0.999**round_number
+        assert received.learning_rate_decay == 1.0
+        assert received.seed == plan.for_client("ann", round_number).seed
+
+
+def test_a_rate_never_decays_below_what_a_client_accepts() -> None:
+    plan = Plan(learning_rate=0.1, learning_rate_decay=0.5).for_client("ann", 5000)
+    assert wire.plan_in(wire.plan_out(plan)).learning_rate == MIN_FLOAT32
+
+
+@pytest.mark.parametrize("value", ["0", "-0.5", "1.001", ".nan"])
+def test_a_decay_is_above_0_and_at_most_1(value: str) -> None:
+    with pytest.raises(BadSettings, match="learning_rate_decay: "):
+        read_model(Plan, None, dict([parse_assignment(f"learning_rate_decay={value}")]))

@@ -74,6 +74,13 @@ class Plan(BaseModel):
     learning_rate: FiniteFloat = Field(
         default=0.1, gt=0, description="learning rate of the client's solver"
     )
+    learning_rate_decay: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="factor on the learning rate per round: round t has learning_rate * decay^t. "
+        "The server applies it, so clients receive the rate of their round",
+    )
     solver: Literal["sgd", "adam"] = Field(default="sgd", description="the client's solver")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of sgd")
     nesterov: bool = Field(default=False, description="use Nesterov momentum in sgd")
@@ -112,13 +119,27 @@ class Plan(BaseModel):
             raise ValueError("nesterov needs momentum above 0")
         return self
 
+    def for_round(self, round_number: int) -> Plan:
+        """Return this plan with the learning rate of one round, to which no decay applies again.
+
+        The rate never falls below the smallest that 32-bit floating point can hold.
+
+        >>> plan = Plan(learning_rate=0.5, learning_rate_decay=0.5).for_round(2)
+        >>> plan.learning_rate, plan.learning_rate_decay
+        (0.125, 1.0)
+        """
+        decayed = self.learning_rate * self.learning_rate_decay**round_number
+        rate = max(decayed, MIN_FLOAT32)
+        return self.model_copy(update={"learning_rate": rate, "learning_rate_decay": 1.0})
+
     def for_client(self, client: str, round_number: int) -> Plan:
-        """Return this plan with the batch seed of one client in one round.
+        """Return this plan with the learning rate of one round, and one client's batch seed in it.
 
         Another client or round gets other batches; a repetition gets the same ones.
         """
         digest = hashlib.sha256(f"{self.seed}/{round_number}/{client}".encode()).digest()
-        return self.model_copy(update={"seed": int.from_bytes(digest[:8], "big")})
+        seed = int.from_bytes(digest[:8], "big")
+        return self.for_round(round_number).model_copy(update={"seed": seed})
 
     def steps_for(self, samples: int) -> int:
         """Return the number of solver steps of a client with this number of samples."""

@@ -189,8 +189,12 @@ def direction_out(direction: Better) -> pb.Direction.ValueType:
 
 
 def plan_out(plan: Plan, losses: LossPlan | None = None) -> pb.Plan:
-    """Return the message of a training plan. A plan without a length becomes one epoch."""
-    fields, losses = plan.model_dump(exclude={"solver", "epochs"}), losses or LossPlan()
+    """Return the message of a training plan. A plan without a length becomes one epoch.
+
+    The message has no decay: `Plan.for_client` applies it to the learning rate.
+    """
+    fields = plan.model_dump(exclude={"solver", "epochs", "learning_rate_decay"})
+    losses = losses or LossPlan()
     return pb.Plan(
         **fields,
         epochs=0 if plan.steps else max(plan.epochs, 1),

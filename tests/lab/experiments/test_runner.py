@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from fairfleet.lab.experiments import runner
 from fairfleet.lab.experiments.experiment import Experiment
@@ -25,6 +26,19 @@ def test_attackers_do_not_count_in_fairness() -> None:
     record = run(Experiment.model_validate(SMALL | {"behaviour": {"attacks": [attack]}}))
     assert len(record.accuracy) == 10
     assert len(record.honest) == record.fairness.clients == 8
+
+
+def test_a_decay_of_the_experiment_is_that_of_its_plan() -> None:
+    """Recorded experiments have it beside the plan; their keys stay."""
+    beside = Experiment(learning_rate_decay=0.999)
+    within = Experiment.model_validate({"plan": {"learning_rate_decay": 0.999}})
+    assert within.plan.learning_rate_decay == 0.999
+    assert build_federation(beside, None).plan == build_federation(within, None).plan
+    assert beside.model_dump(exclude_defaults=True) == {"learning_rate_decay": 0.999}
+    with pytest.raises(ValidationError, match=r"plan\.learning_rate_decay is 0\.9; give one"):
+        Experiment.model_validate(
+            {"learning_rate_decay": 0.999, "plan": {"learning_rate_decay": 0.9}}
+        )
 
 
 @pytest.mark.parametrize(

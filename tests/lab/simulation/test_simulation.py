@@ -331,6 +331,21 @@ def test_the_average_of_all_models_is_evaluated_if_configured() -> None:
     )
 
 
+def test_each_round_trains_with_the_decayed_rate() -> None:
+    """One step of all samples moves the model in proportion to the rate."""
+    initial = initial_model(mlp, 3)
+
+    def trained(decay: float, rounds: int) -> np.ndarray:
+        plan = Plan(epochs=1, batch_size=0, learning_rate=0.1, learning_rate_decay=decay)
+        return run(federation(plan=plan, rounds=rounds, initial=initial))[0].model.parameters
+
+    first = trained(1.0, 1)
+    np.testing.assert_array_equal(trained(0.25, 1), first)
+    constant, decayed = trained(1.0, 2) - first, trained(0.25, 2) - first
+    assert np.abs(constant).max() > 1e-3
+    np.testing.assert_allclose(decayed, 0.25 * constant, rtol=1e-3, atol=1e-6)
+
+
 def test_a_diverging_training_is_reported() -> None:
     with pytest.raises(TaskFailed, match="diverged"):
         run(federation(rounds=30, plan=Plan(epochs=20, batch_size=8, learning_rate=1e20)))

@@ -30,13 +30,22 @@ from tests.support.samples import simulated_fleets as fleets
 
 ROUNDS, PER_ROUND, SEED, PLAN_SEED = 5, 2, 11, 4
 NAMES = digits.CLIENTS[4:]
-PLAN = Plan(steps=6, batch_size=32, learning_rate=0.1, momentum=0.5, seed=PLAN_SEED)
+DECAY = 0.7
+PLAN = Plan(
+    steps=6,
+    batch_size=32,
+    learning_rate=0.1,
+    learning_rate_decay=DECAY,
+    momentum=0.5,
+    seed=PLAN_SEED,
+)
 SETTINGS = {
     "codec": "int8",
     "seed": str(SEED),
     "round.clients": str(PER_ROUND),
     "round.evaluate_every": "0",
     "plan.steps": "6",
+    "plan.learning_rate_decay": str(DECAY),
     "plan.momentum": "0.5",
     "plan.seed": str(PLAN_SEED),
 }

@@ -150,7 +150,11 @@ class Experiment(BaseModel):
         description="topk, topsign: delta-code updates against the client's previous one",
     )
     learning_rate_decay: float = Field(
-        default=1.0, gt=0, le=1, description="factor on the clients' learning rate per round"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="the same as plan.learning_rate_decay, for experiments that were written "
+        "before it",
     )
     loss: Literal["before", "after"] = Field(
         default="before", description="loss reported to the rule: before or after local training"
@@ -233,6 +237,17 @@ class Experiment(BaseModel):
     def _check_solver(self) -> Experiment:
         """Refuse a solver that the rule's formula does not cover."""
         self.recipe()
+        return self
+
+    @model_validator(mode="after")
+    def _check_decay(self) -> Experiment:
+        """Refuse two different decays of the clients' learning rate."""
+        given = {self.learning_rate_decay, self.plan.learning_rate_decay} - {1.0}
+        if len(given) > 1:
+            raise ValueError(
+                f"learning_rate_decay is {self.learning_rate_decay:g} and "
+                f"plan.learning_rate_decay is {self.plan.learning_rate_decay:g}; give one of them"
+            )
         return self
 
     @model_validator(mode="after")

@@ -54,7 +54,7 @@ def _federation(
         clients=clients,
         model=partial(models.model, experiment.model, shape, classes, seed),
         recipe=experiment.recipe(),
-        plan=_seeded_plan(experiment),
+        plan=_complete_plan(experiment),
         rounds=experiment.rounds,
         clients_per_round=experiment.clients_per_round,
         selection=experiment.selection,
@@ -67,7 +67,6 @@ def _federation(
         codec=experiment.codec,
         error_feedback=experiment.error_feedback,
         prediction=experiment.prediction and experiment.privacy is None,
-        learning_rate_decay=experiment.learning_rate_decay,
         loss=experiment.loss,
         loss_total=experiment.loss_total,
         judged=experiment.judged,
@@ -94,10 +93,14 @@ def _measures(spec: str) -> NamedMeasures | None:
     return measures
 
 
-def _seeded_plan(experiment: Experiment) -> Plan:
-    """Return the plan with a seed of its own, or with the seed of the experiment."""
-    plan = experiment.plan
-    return plan if plan.seed else plan.model_copy(update={"seed": experiment.seed})
+def _complete_plan(experiment: Experiment) -> Plan:
+    """Return the plan with the seed and the decay of the experiment, unless it has its own."""
+    plan, updates = experiment.plan, dict[str, float]()
+    if not plan.seed:
+        updates["seed"] = experiment.seed
+    if experiment.learning_rate_decay != 1.0:
+        updates["learning_rate_decay"] = experiment.learning_rate_decay
+    return plan.model_copy(update=updates)
 
 
 def check_model_input(experiment: Experiment, samples: np.ndarray, classes: int) -> None:

@@ -59,7 +59,6 @@ class Federation:
     codec: str = "raw32"
     error_feedback: FeedbackSetting = "auto"
     prediction: bool = True
-    learning_rate_decay: float = 1.0  # factor of the clients' learning rate per round
     # The loss that the rule receives: before local training, or after it as in easyFL's code.
     loss: Literal["before", "after"] = "before"
     # The rule receives the sum over the samples instead of the mean, as in some papers' q-FedAvg.

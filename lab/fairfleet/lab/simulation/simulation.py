@@ -19,7 +19,6 @@ from threadpoolctl import threadpool_limits
 from fairfleet.common.errors import TaskFailed, UsageError
 from fairfleet.common.privacy import model_refusal
 from fairfleet.common.tensors import Model, Vector
-from fairfleet.common.training_plan import Plan
 from fairfleet.lab.simulation.behaviour import FleetBehaviour
 from fairfleet.lab.simulation.compression import CompressionLoss, UpdateCoder
 from fairfleet.lab.simulation.federation import (
@@ -172,9 +171,9 @@ class Simulation:
     ) -> tuple[dict[str, TrainMeasures], CompressionLoss | None]:
         """Fill the rows with what the server receives, after attacks and compression."""
         with self.seconds.timed("training"):
-            plan, updates = self._plan(number), rows[: len(clients)]
+            updates = rows[: len(clients)]
             work = [
-                Work(self._number[client], self.behaviour.plan(plan, client, number))
+                Work(self._number[client], self.behaviour.plan(self.plan, client, number))
                 for client in clients
             ]
             trained = trainer.train(self.model, work, self._request, updates)
@@ -185,15 +184,6 @@ class Simulation:
             for row, client in zip(updates, clients, strict=True):
                 self._alter(row, client, number)
             return measures, self.coder.send(clients, updates, [own.plan.seed for own in work])
-
-    def _plan(self, number: int) -> Plan:
-        """Return the plan of a round, with the learning rate of that round."""
-        if self.federation.learning_rate_decay == 1.0:
-            return self.plan
-        return self.plan.model_copy(update={"learning_rate": self._learning_rate(number)})
-
-    def _learning_rate(self, number: int) -> float:
-        return self.plan.learning_rate * self.federation.learning_rate_decay**number
 
     def _alter(self, row: Vector, client: str, number: int) -> None:
         """Apply a client's privacy protection, and then its attack, to its update."""
@@ -219,7 +209,7 @@ class Simulation:
             accuracy=measures.accuracy,
             steps=measures.steps,
             gradient_norm=measures.gradient_norm,
-            learning_rate=self._learning_rate(number),
+            learning_rate=self.plan.for_round(number).learning_rate,
         )
 
     # ---- the server's part ---------------------------------------------------------------------

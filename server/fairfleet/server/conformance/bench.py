@@ -166,7 +166,13 @@ def base_settings(folder: Path, **more: Any) -> dict[str, Any]:
         "model": model,
         "rounds": 1_000_000,
         "round": {"minimum_clients": 1, "evaluate_every": 0, "deadline_seconds": 3600.0},
-        "plan": {"epochs": 1, "batch_size": 8, "learning_rate": 0.05},
+        # With a decay, a client that keeps the rate of its first task reports a wrong one.
+        "plan": {
+            "epochs": 1,
+            "batch_size": 8,
+            "learning_rate": 0.05,
+            "learning_rate_decay": 0.99,
+        },
         "codec": "raw32",
         "keep_models": 2,
         "lease_seconds": 8.0,

@@ -73,7 +73,7 @@ def required_features(
     """
     common = frozenset(always)
     named = frozenset() if measure in (AUTO_MEASURE, *BUILT_IN) else frozenset({MEASURES})
-    plan_fields = plan.model_dump(exclude_defaults=True)
+    plan_fields = plan.for_round(0).model_dump(exclude_defaults=True)  # as clients receive it
     return FeatureRequirements(
         train=common | plan_features(plan_fields), verify=common, evaluate=common | named
     )
