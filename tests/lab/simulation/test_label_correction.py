@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from torch import nn
 
 from fairfleet.lab.experiments import runner
 from fairfleet.lab.experiments.experiment import Experiment
@@ -15,7 +16,9 @@ from fairfleet.lab.experiments.federation_builder import build_federation
 from fairfleet.lab.experiments.run_log import Ledger, Run
 from fairfleet.lab.experiments.runner import run
 from fairfleet.lab.label_noise import LabelCorrection
+from fairfleet.lab.simulation.federation import initial_model
 from fairfleet.lab.simulation.label_correction import correct_labels
+from tests.support.samples.simulated_fleets import CLASSES, FEATURES, federation, fleet
 
 NOISY: dict[str, Any] = {
     "data": "digits",
@@ -139,3 +142,32 @@ def test_the_fields_do_not_change_the_key_of_experiments_without_them() -> None:
     )
     keys = {Experiment.model_validate(each).key() for each in (fields, NOISY, CORRECTED)}
     assert len(keys) == 3
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)
+    )
+
+
+def test_a_model_with_running_statistics_keeps_them_from_client_to_client() -> None:
+    setup = federation(clients=fleet((30, 40, 30, 40)), model=normalised)
+    corrected, report = correct_labels(setup, LabelCorrection(iterations=1, rounds=0))
+    assert report.wrong == report.corrected == ()  # The right labels are not known.
+    assert len(report.estimated) == 4
+    assert corrected.initial is not None
+    before = initial_model(normalised, setup.seed)
+    assert (corrected.initial.buffers != before.buffers).all()
+    batches = sum(setup.plan.steps_for(len(client.train_y)) for client in setup.clients)
+    assert corrected.initial.counters.tolist() == [batches]
+
+
+def test_either_engine_corrects_nearly_the_same_labels() -> None:
+    experiment = Experiment.model_validate(NOISY)
+    settings = LabelCorrection(iterations=1, rounds=2)
+    batched, sequential = (
+        correct_labels(build_federation(experiment, None, engine, workers=1), settings).federation
+        for engine in ("batched", "sequential")
+    )
+    pairs = zip(batched.clients, sequential.clients, strict=True)
+    assert np.mean([np.mean(a.train_y == b.train_y) for a, b in pairs]) > 0.97
