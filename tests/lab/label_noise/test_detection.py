@@ -46,6 +46,14 @@ def test_two_distant_groups_of_any_size_are_told_apart(low: int, high: int) -> N
     np.testing.assert_array_equal(upper_component(points), np.arange(low + high) >= low)
 
 
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_a_wide_component_does_not_take_both_ends(side: float) -> None:
+    random = np.random.default_rng(0)
+    narrow, wide = random.normal(0.0, 0.01, 100), random.normal(2.0, 0.7, 30)
+    points = side * np.concatenate([narrow, wide, [-0.5]])  # the last is beyond the narrow group
+    assert upper_component(points)[-1] == (side < 0)
+
+
 def test_equal_values_all_belong_to_the_lower_component() -> None:
     assert not upper_component(np.full(7, 0.3)).any()
     assert not upper_component(np.array([2.0])).any()
