@@ -1,121 +1,28 @@
-"""The commands and files of the tutorials, run in order as their reader does.
-
-A block that begins with the name of a file, as in `# task.py`, is written to that file. A block
-that is a part of a file must be in it. Servers and clients run in the background, as in other
-terminals.
-"""
+"""The commands and files of the tutorials, run in order as their reader does."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from safetensors.numpy import load_file
 
-from tests.support.fleet import free_port, until
-from tests.support.paths import ROOT
+from tests.docs.reader import FOLDER, MACHINES, Reader
 
-FOLDER = ROOT / "docs" / "tutorials"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"# (part of )?([\w.]+\.(?:py|yaml))\n")
-INSTALLATION = ("make ", "source ")  # what prepared the environment of the tests
-PATIENCE_SECONDS = 300
-
-
-class Block(NamedTuple):
-    """A block of code of a page."""
-
-    language: str
-    text: str
-
-
-def blocks(page: str) -> list[Block]:
-    text = (FOLDER / page).read_text("utf-8")
-    return [Block(*found) for found in BLOCK.findall(text)]
-
-
-class Reader:
-    """Someone who does what a page says, in a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._site = folder, folder / "site"
-        address = f"127.0.0.1:{free_port()}"
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("FAIRFLEET_")}
-        programs = Path(sys.executable).parent
-        self._environment: Mapping[str, str] = {
-            **inherited,
-            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(self._site),
-            "XDG_STATE_HOME": str(folder / "state"),
-            "FAIRFLEET_LISTEN": address,
-            "FAIRFLEET_SERVER": address,
-            "FAIRFLEET_HTTP__PORT": "0",
-            "COLUMNS": "100",
-        }
-        self._others: list[subprocess.Popen[bytes]] = []
-
-    def read(self, page: str) -> None:
-        """Do all that the page says."""
-        for language, text in blocks(page):
-            if language == "sh":
-                for line in text.splitlines():
-                    self._do(line)
-            elif file := FILE.match(text):
-                self._write(file[2], text.removeprefix(file[0]), part=bool(file[1]))
-
-    def _write(self, name: str, text: str, part: bool) -> None:
-        if part:
-            assert text in (self.folder / name).read_text("utf-8")
-        else:
-            (self.folder / name).write_text(text, "utf-8")
-
-    def _do(self, line: str) -> None:
-        words = shlex.split(line)
-        if line.startswith(INSTALLATION):
-            return
-        if words[0] == "cd":
-            self.folder /= words[1]
-        elif words[:2] in (["fairfleet", "server"], ["fairfleet", "client"]):
-            self._others.append(self._start(words))
-            if words[1] == "server":
-                until(lambda: self._attempt(["fairfleet", "status"]).returncode == 0, "the server")
-        else:
-            done = self._attempt(words)
-            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-            print(done.stdout)
-
-    def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
-        null = subprocess.DEVNULL
-        return subprocess.Popen(
-            words, cwd=self.folder, env=self._environment, stdout=null, stderr=null
-        )
-
-    def _attempt(self, words: list[str]) -> subprocess.CompletedProcess[str]:
-        if words[:2] == ["pip", "install"]:  # into a folder of the test, and without a network
-            offline = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-            target = ["--target", str(self._site)]
-            words = [sys.executable, "-m", "pip", "install", *offline, *target, *words[2:]]
-        return subprocess.run(
-            words,
-            cwd=self.folder,
-            env=self._environment,
-            text=True,
-            capture_output=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
-
-    def end(self) -> None:
-        """End the servers and clients that still run."""
-        for process in self._others:
-            process.kill()
-            process.wait()
+REAL = next(
+    (
+        folder
+        for folder in os.environ.get("FAIRFLEET_DATA", "").split(os.pathsep)
+        if folder and (Path(folder) / "cifar10").is_dir()
+    ),
+    "",
+)
 
 
 @pytest.fixture
@@ -134,10 +41,18 @@ def recognised(output: str) -> list[int]:
 
 def test_every_tutorial_is_read_by_a_test() -> None:
     assert sorted(page.name for page in FOLDER.glob("*.md")) == [
+        "compare-rules.md",
         "first-federation.md",
+        "five-machines.md",
         "own-model.md",
         "own-rule.md",
+        "raspberry-pi.md",
     ]
+
+
+def states(output: str) -> list[str]:
+    """Return the state of each client in what `fairfleet status` printed."""
+    return re.findall(r"^  [\w-]+ +(\w+) .* %", output, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -145,6 +60,7 @@ def test_the_first_federation(reader: Reader, capfd: pytest.CaptureFixture[str])
     reader.read("first-federation.md")
     output = capfd.readouterr().out
     assert "20 rounds of 20 done" in output
+    assert states(output) == ["finished"] * 3
     assert recognised(output)[0] > 80
 
 
@@ -168,3 +84,60 @@ def test_an_own_rule(reader: Reader, capfd: pytest.CaptureFixture[str]) -> None:
     test = [sys.executable, "-m", "unittest"]
     done = subprocess.run(test, cwd=reader.folder, capture_output=True, text=True, check=False)
     assert "FAILED (failures=2)" in done.stderr, "the page says that the test of the old rule fails"
+
+
+@pytest.mark.slow
+def test_five_machines(reader: Reader, capfd: pytest.CaptureFixture[str]) -> None:
+    reader.read("five-machines.md")
+    output = capfd.readouterr().out
+    assert "40 rounds of 40 done" in output
+    assert states(output)[:5] == ["finished"] * 5
+    assert recognised(output)[0] > 75
+    models = [load_file(reader.root / name / "trained.safetensors") for name in MACHINES]
+    exported = load_file(reader.root / "fleet.example" / "trained.safetensors")
+    for model in models:
+        assert all((model[name] == exported[name]).all() for name in exported)
+    keys = list(reader.root.glob("*/device.fleet"))
+    assert len({file.read_text("utf-8") for file in keys}) == 5
+    assert re.search(r"machine-5 +revoked", output)
+
+
+@pytest.mark.slow
+def test_a_raspberry_pi(reader: Reader, capfd: pytest.CaptureFixture[str]) -> None:
+    reader.read("raspberry-pi.md")
+    output = capfd.readouterr().out
+    assert "20 rounds of 20 done" in output
+    assert states(output) == ["finished"] * 2
+    assert recognised(output)[0] > 90
+
+
+def about_cifar(line: str) -> bool:
+    """Tell whether a command needs CIFAR-10."""
+    return "cifar10" in line
+
+
+def worst_tenth(table: Path) -> dict[str, float]:
+    """Return what each rule gives the tenth of the clients that is served worst, in percent."""
+    return {row["rule"]: row["worst_10"] for row in json.loads(table.read_text("utf-8"))}
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_compare_two_rules_on_digits(reader: Reader) -> None:
+    reader.read("compare-rules.md", lambda line: not about_cifar(line))
+    results = reader.root / "fairfleet-results" / "digits"
+    assert (results / "report.html").exists()
+    worst = worst_tenth(results / "table.json")
+    assert worst["fedfv,alpha=0.1,tau=1"] > worst["fedavg"]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.skipif(not REAL, reason="FAIRFLEET_DATA names no folder with cifar10")
+def test_compare_two_rules_on_cifar(reader: Reader) -> None:
+    """The short run of the page, on the real images; the long one takes too much time."""
+    reader.data = REAL
+    long_run = "fairfleet compare cifar10.yaml --data-dir ~/data"
+    reader.read("compare-rules.md", lambda line: about_cifar(line) and line != long_run)
+    table = reader.root / "fairfleet-results" / "cifar10-short" / "table.json"
+    assert len(worst_tenth(table)) == 2

@@ -50,12 +50,12 @@ TABLE_2 = Reproduction(
     name="fedfv-table2",
     title="FedFV, Table 2: CIFAR-10, 100 clients",
     about=(
-        "The 50,000 training images, sorted by label into 200 shards of 250; each of 100 clients "
-        "draws two and keeps 80 % to train (400 images) and 10 % to be judged by (50). MLP "
-        "3072-200-200-10 whose softmax output goes into a cross-entropy with a softmax of its "
-        "own, as in the authors' code; one full-batch step of 0.1 a round, 10 clients in each of "
-        "2001 rounds, averaged uniformly. The authors drew one partition; here every seed draws "
-        "its own. AdaFed and FedLF are not in the published table."
+        "The 50,000 training images are sorted by label and cut into 200 shards of 250. Each of "
+        "100 clients draws two shards, trains on 80 % of its images (400) and is evaluated on 10 % "
+        "(50). MLP 3072-200-200-10 with a softmax output, followed by a cross-entropy with a "
+        "second softmax, as in the authors' code. One full-batch step with learning rate 0.1 per "
+        "round, 10 clients in each of 2001 rounds, averaged uniformly. The authors drew one "
+        "partition; here every seed draws its own. AdaFed and FedLF are not in the published table."
     ),
     sweep=Sweep.model_validate(
         {"name": "fedfv-table2", "base": BASE, "rules": RULES, "seeds": [0, 1, 2, 3, 4]}

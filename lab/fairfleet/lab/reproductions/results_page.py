@@ -25,9 +25,10 @@ This page compares published tables with our own runs. `fairfleet reproduce NAME
 
 Each cell has the measured figure, mean ± standard deviation over the seeds, and the published
 figure in brackets. Accuracies are on each client's own test data. Times are wall-clock times on a
-machine with two cores and much other work: they say how long a run took, not how much work it is.
+machine with two cores, on which other programs ran. They say how long a run took, not how much
+processor time it needs.
 """
-AUTHORS = "The authors' own program on the same data, with what was published in brackets:"
+AUTHORS = "The authors' own program on the same data, with the published figures in brackets:"
 
 
 def format_figure(line: TableLine, column: Column) -> str:
