@@ -22,6 +22,7 @@ from tests.support.paths import ROOT
 PAGES = sorted(
     [
         ROOT / "README.md",
+        *(ROOT / "docs/tutorials").glob("*.md"),
         *(ROOT / "docs/how-to").glob("*.md"),
         *(ROOT / "docs/explanation").glob("*.md"),
     ]
