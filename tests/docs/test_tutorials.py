@@ -52,7 +52,8 @@ def test_every_tutorial_is_read_by_a_test() -> None:
 
 def states(output: str) -> list[str]:
     """Return the state of each client in what `fairfleet status` printed."""
-    return re.findall(r"^  [\w-]+ +(\w+) .* %", output, re.MULTILINE)
+    known = "idle|training|evaluating|gone|finished|revoked"
+    return re.findall(rf"^  [\w-]+ +({known}) .* %", output, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -108,7 +109,7 @@ def test_a_raspberry_pi(reader: Reader, capfd: pytest.CaptureFixture[str]) -> No
     output = capfd.readouterr().out
     assert "20 rounds of 20 done" in output
     assert states(output) == ["finished"] * 2
-    assert recognised(output)[0] > 90
+    assert recognised(output)[0] > 85
 
 
 def about_cifar(line: str) -> bool:
@@ -128,7 +129,7 @@ def test_compare_two_rules_on_digits(reader: Reader) -> None:
     results = reader.root / "fairfleet-results" / "digits"
     assert (results / "report.html").exists()
     worst = worst_tenth(results / "table.json")
-    assert worst["fedfv,alpha=0.1,tau=1"] > worst["fedavg"]
+    assert worst["fedlf"] > worst["fedavg"] + 20
 
 
 @pytest.mark.slow
