@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 from torch import nn
 
+from fairfleet.common.training_plan import Plan
 from fairfleet.lab.experiments import runner
 from fairfleet.lab.experiments.experiment import Experiment
 from fairfleet.lab.experiments.federation_builder import build_federation
@@ -171,3 +172,18 @@ def test_either_engine_corrects_nearly_the_same_labels() -> None:
     )
     pairs = zip(batched.clients, sequential.clients, strict=True)
     assert np.mean([np.mean(a.train_y == b.train_y) for a, b in pairs]) > 0.97
+
+
+def test_a_decaying_learning_rate_decays_only_in_the_rounds() -> None:
+    settings = LabelCorrection(iterations=2, rounds=2)
+    constant, decaying = (
+        correct_labels(federation(plan=plan, workers=1), settings).federation
+        for plan in (
+            Plan(epochs=1, batch_size=8),
+            Plan(epochs=1, batch_size=8, learning_rate_decay=0.5),
+        )
+    )
+    assert constant.initial is not None
+    assert decaying.initial is not None
+    np.testing.assert_array_equal(constant.initial.parameters, decaying.initial.parameters)
+    assert decaying.plan.learning_rate_decay == 0.5

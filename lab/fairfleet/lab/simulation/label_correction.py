@@ -79,10 +79,13 @@ def correct_labels(federation: Federation, settings: LabelCorrection) -> Correct
     first_model = copy_model(federation.initial or initial_model(federation.model, federation.seed))
     with torch.random.fork_rng(devices=[]):
         outputs = Outputs(federation.model())
-    model, findings = _estimate(federation, settings, FleetData.of(clients), first_model, outputs)
+    # The rate decays from the first round of the experiment on, and personal models begin with it.
+    plan = federation.plan.model_copy(update={"learning_rate_decay": 1.0, "personal_lambda": 0.0})
+    before = replace(federation, plan=plan)
+    model, findings = _estimate(before, settings, FleetData.of(clients), first_model, outputs)
     clean = [c for c, level in enumerate(findings.levels) if level <= settings.clean_level]
     if settings.rounds and clean:
-        model = _train_together(federation, settings, _with_labels(clients, findings), clean, model)
+        model = _train_together(before, settings, _with_labels(clients, findings), clean, model)
         for client in np.flatnonzero(findings.noisy):
             probabilities = outputs.probabilities(model, clients[client].train_x)
             findings.labels[client] = relabelled(
@@ -164,8 +167,7 @@ def _estimate(
 
 def _plan(plan: Plan, client: str, iteration: int) -> Plan:
     """Return a client's plan in one iteration, with batches other than those of the rounds."""
-    own = plan.for_client(f"label correction/{client}", iteration)
-    return own.model_copy(update={"personal_lambda": 0.0})
+    return plan.for_client(f"label correction/{client}", iteration)
 
 
 def _trained(trainer: Trainer, model: Model, work: Work, name: str) -> Model:
@@ -209,13 +211,12 @@ def _train_together(
     model: Model,
 ) -> Model:
     """Return the model after rounds of FedAvg among the clean clients."""
-    plan = federation.plan.model_copy(update={"personal_lambda": 0.0})
     simulation = Simulation(
         Federation(
             clients=[clients[client] for client in clean],
             model=federation.model,
             recipe=recipe("fedavg"),
-            plan=plan,
+            plan=federation.plan,
             rounds=settings.rounds,
             clients_per_round=min(federation.clients_per_round, len(clean)),
             seed=federation.seed,
