@@ -51,6 +51,7 @@ def test_noisy_clients_are_found_and_most_wrong_labels_corrected() -> None:
     assert corrected.initial is not None
 
 
+@pytest.mark.slow
 def test_without_rounds_among_clean_clients_labels_are_corrected_by_the_first_stage() -> None:
     federation = build_federation(Experiment.model_validate(NOISY), None, workers=1)
     _, report = correct_labels(federation, LabelCorrection(iterations=4, rounds=0))
@@ -73,6 +74,7 @@ def test_the_rule_runs_on_the_corrected_labels_and_the_record_says_what_was_corr
     assert ledger.runs()[corrected.key].labels == corrected.labels
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_corrected_labels_ends_with_the_same_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,7 @@ def test_a_model_with_running_statistics_keeps_them_from_client_to_client() -> N
     assert corrected.initial.counters.tolist() == [batches]
 
 
+@pytest.mark.slow
 def test_either_engine_corrects_nearly_the_same_labels() -> None:
     experiment = Experiment.model_validate(NOISY)
     settings = LabelCorrection(iterations=1, rounds=2)
