@@ -16,7 +16,8 @@ from fairfleet.common.errors import WrongState
 MEASURES = "measures"
 LOSS_PLAN = "loss-plan"
 COUNTS = "counts"
-FEATURES = (MEASURES, LOSS_PLAN, COUNTS)  # all names in proto/FEATURES.md
+INITIAL_LOSS = "initial-loss"
+FEATURES = (MEASURES, LOSS_PLAN, COUNTS, INITIAL_LOSS)  # all names in proto/FEATURES.md
 
 CLIENT_FEATURES: tuple[str, ...] = FEATURES  # that a client of this version has
 SERVER_FEATURES: tuple[str, ...] = FEATURES  # that a server of this version knows

@@ -225,7 +225,7 @@ def protected_report(
     samples, the duration, a loss after training and the error of a sampled loss are left out.
     """
     loss = blurred(report.loss_before, terms.loss_bound, terms.noise_multiplier, noise)
-    gradient, accuracy = report.gradient_norm, report.accuracy
+    gradient, accuracy, initial = report.gradient_norm, report.accuracy, report.initial_loss
     return TrainReport(
         samples=1,
         loss_before=loss,
@@ -239,6 +239,9 @@ def protected_report(
         accuracy=blurred(accuracy, 1.0, terms.noise_multiplier, noise)
         if terms.accuracy and accuracy is not None
         else None,
+        initial_loss=None
+        if initial is None
+        else blurred(initial, terms.loss_bound, terms.noise_multiplier, noise),
     )
 
 

@@ -56,6 +56,10 @@ class TrainReport(BaseModel):
     loss_standard_error: FiniteFloat | None = Field(
         default=None, ge=0, description="of loss_before, if it is that of a sample"
     )
+    initial_loss: FiniteFloat | None = Field(
+        default=None,
+        description="loss of the federation's initial model on all training data, if requested",
+    )
     planned_steps: NonNegativeInt = Field(default=0, description="0: not reported")
     batch_size: NonNegativeInt = Field(default=0, description="samples per step; 0: not reported")
     cut_by: tuple[Limit, ...] = Field(

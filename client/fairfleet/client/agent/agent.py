@@ -325,6 +325,8 @@ class Agent:
             return
         self._uploader.settle(federation, terms)
         self._models.fetch(request.model)
+        if request.HasField("initial_model"):
+            self._models.fetch_beside(request.initial_model)
         with self._heartbeat.during(request.id) as progress:
             self._data.refresh_for_training()
             progress = self._while_available(progress)

@@ -7,7 +7,7 @@ import secrets
 from fairfleet.client.task import Measuring, Task
 from fairfleet.common import wire
 from fairfleet.common.codecs import ABILITIES
-from fairfleet.common.features import CLIENT_FEATURES, SPOKEN, software
+from fairfleet.common.features import CLIENT_FEATURES, INITIAL_LOSS, SPOKEN, software
 from fairfleet.common.tensors import Signature
 from fairfleet.proto.v1 import fleet_pb2 as pb
 
@@ -19,7 +19,7 @@ def join_request(name: str, task: Task, signature: Signature) -> pb.JoinRequest:
         instance=secrets.token_hex(8),
         protocol_version=SPOKEN.newest,
         oldest_protocol_version=SPOKEN.oldest,
-        features=CLIENT_FEATURES,
+        features=features_of(task),
         software=software(),
         codecs=list(ABILITIES),
         device=task.device,
@@ -30,6 +30,12 @@ def join_request(name: str, task: Task, signature: Signature) -> pb.JoinRequest:
         protects=True,
         predicts=True,
     )
+
+
+def features_of(task: Task) -> list[str]:
+    """Return the features of a client with this task."""
+    lacking = set() if isinstance(task, Measuring) else {INITIAL_LOSS}
+    return [feature for feature in CLIENT_FEATURES if feature not in lacking]
 
 
 def federation_key(joined: pb.JoinResponse) -> str:

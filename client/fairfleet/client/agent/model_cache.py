@@ -130,6 +130,13 @@ class ModelCache:
         )
         return False
 
+    def fetch_beside(self, ref: pb.ModelRef) -> None:
+        """Download another version into the memory of the trained model, until it is overwritten.
+
+        The received model stays as it is.
+        """
+        self._download(ref.version, ref.digest, RAW32, self.trained)
+
     def fetch_step(self, step: pb.Change) -> Model:
         """Return the change that a step would make. It stays valid until the next training."""
         if self._step != step.digest:

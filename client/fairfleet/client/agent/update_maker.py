@@ -7,18 +7,20 @@ privacy is applied, and the result is written to the spool. Nothing is sent here
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable
 
 from fairfleet.client.agent.counters import ClientCounters
 from fairfleet.client.agent.model_cache import ModelCache
 from fairfleet.client.agent.uploader import UnusableUpdate
-from fairfleet.client.task import Job, Progress, Task
+from fairfleet.client.task import Job, Measuring, Progress, Task
 from fairfleet.client.training.budget import Budget, Training
 from fairfleet.client.training.personal_model import PersonalModel
 from fairfleet.client.update.federation_folder import unusable
 from fairfleet.client.update.spool import Spool, SpooledUpdate
 from fairfleet.common import wire
+from fairfleet.common.errors import TaskFailed
 from fairfleet.common.privacy import PrivacyTerms, SystemNoise, protect_update, protected_report
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.training_plan import Plan
@@ -61,7 +63,9 @@ class UpdateMaker:
             self._largest_batch, self._fits = self._budget.largest_batch(self._task), True
         plan, terms = wire.plan_in(request.plan), wire.privacy_in(request.privacy)
         progress = _silent(progress) if terms.reports else progress
+        initial_loss = self._initial_loss(request, models)
         report = self._train(request, plan, models, progress)
+        report = report.model_copy(update={"initial_loss": initial_loss})
         check_report_fields(report, request.report_fields)
         self._counters.record_training(report)
         _log_cuts(request, report)
@@ -70,6 +74,23 @@ class UpdateMaker:
             report = protected_report(report, plan, terms.reports, SystemNoise(), wanted)
         protect_update(models.received, models.trained, terms, SystemNoise())
         return self._write(request, models, report, terms, plan.seed, federation)
+
+    def _initial_loss(self, request: pb.TrainTask, models: ModelCache) -> float | None:
+        """Return the loss on the initial model, which was fetched into the trained one's memory.
+
+        Return None if the server does not ask for it.
+        """
+        if not request.HasField("initial_model"):
+            return None
+        if not isinstance(self._task, Measuring):
+            raise TaskFailed(
+                "the server asks for the training loss of the initial model, and the task has no "
+                "method training_loss. Add the method, or choose a rule that does not need it."
+            )
+        loss = float(self._task.training_loss(models.trained.named()))
+        if not math.isfinite(loss):
+            raise TaskFailed(f"the training loss of the initial model is {loss}, not finite")
+        return loss
 
     def _train(
         self, request: pb.TrainTask, plan: Plan, models: ModelCache, progress: Progress

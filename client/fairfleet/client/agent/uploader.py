@@ -234,7 +234,9 @@ def _counts(receipt: pb.Receipt, spooled: SpooledUpdate) -> bool:
 def can_be_sent(spooled: SpooledUpdate, request: pb.TrainTask, terms: PrivacyTerms) -> bool:
     """Return whether an update of an earlier run still satisfies the request.
 
-    The server must have its base, and its privacy must be at least what is requested now.
+    The server must have its base, its report must have the requested loss on the initial model, and
+    its privacy must be at least what is requested now.
     """
     readable_bases = {"", request.prediction.base.hex()}
-    return spooled.base in readable_bases and not shortfall(spooled.terms, terms)
+    is_complete = not request.HasField("initial_model") or spooled.report.initial_loss is not None
+    return is_complete and spooled.base in readable_bases and not shortfall(spooled.terms, terms)

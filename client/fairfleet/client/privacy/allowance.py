@@ -84,7 +84,12 @@ class Allowance:
         """
         values = sum(
             value is not None
-            for value in (report.loss_before, report.gradient_norm, report.accuracy)
+            for value in (
+                report.loss_before,
+                report.gradient_norm,
+                report.accuracy,
+                report.initial_loss,
+            )
         )
         what = _digest(digest + report.model_dump_json()) if terms.noise_multiplier else UNPROTECTED
         cost = _update_cost(terms, values)

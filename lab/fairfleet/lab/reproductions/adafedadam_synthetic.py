@@ -28,7 +28,8 @@ BASE: dict[str, Any] = {
     "evaluate_every": 25,
 }
 RULES: list[dict[str, Any]] = [
-    {"label": "AdaFedAdam", "rule": "adafedadam"},
+    # All clients train the initial model, so `reference=initial` is the same here.
+    {"label": "AdaFedAdam", "rule": "adafedadam,reference=first"},
     {"label": "FedNova", "rule": "fednova"},
     {"label": "q-FedAvg q=1", "rule": "qfedavg,q=1"},
     {

@@ -102,7 +102,9 @@ def restore(path: Path, simulation: Simulation) -> dict[str, str] | None:
     except UNREADABLE:
         return None
     simulation.done, simulation.model, simulation.state = saved.done, saved.model, saved.state
-    simulation.participation = ParticipationBook(saved.first_losses, saved.participations)
+    simulation.participation = ParticipationBook(
+        saved.first_losses, saved.participations, initial=simulation.participation.initial
+    )
     simulation.last_reports, simulation.loss_history = saved.last_reports, saved.loss_history
     simulation.attendance = saved.attendance
     simulation.average.count, simulation.average.total = saved.averaged, saved.average

@@ -59,6 +59,9 @@ class SimulatedPrivacy:
             else blurred(norm, terms.gradient_bound, scale, noise),
             steps=measures.steps,
             loss_after=None if after is None else loss,
+            initial_loss=None
+            if measures.initial_loss is None
+            else blurred(measures.initial_loss, terms.loss_bound, scale, noise),
         )
 
     @property
@@ -89,8 +92,9 @@ class SimulatedPrivacy:
         ]
         certain = privacy.released_cost(self.recipe) + (0.0 if sampled else privacy.commit_cost)
         most = max(participations.values(), default=0)
+        once = privacy.initial_loss_cost(self.recipe)
         spent = PrivacySpent(
-            (most * certain if most else 0.0) + evaluations * privacy.evaluation_cost
+            (most * certain + once if most else 0.0) + evaluations * privacy.evaluation_cost
         )
         for selected, among in sampled:
             spent = spent.plus(draw=privacy.draw(selected, among))

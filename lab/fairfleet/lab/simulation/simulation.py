@@ -28,17 +28,20 @@ from fairfleet.lab.simulation.federation import (
     trainer_for,
 )
 from fairfleet.lab.simulation.history_rows import row_store_for
+from fairfleet.lab.simulation.initial_losses import InitialLosses
 from fairfleet.lab.simulation.model_average import ModelAverage, copy_model
 from fairfleet.lab.simulation.personal_models import PersonalModels
 from fairfleet.lab.simulation.privacy import SimulatedPrivacy
 from fairfleet.lab.simulation.timing import Seconds
 from fairfleet.lab.simulation.trainer import (
+    NOT_FINITE,
     ClientScores,
     FleetData,
     Trainer,
     TrainMeasures,
     TrainRequest,
     Work,
+    check_finite,
 )
 from fairfleet.lab.simulation.verification import take_verified
 from fairfleet.server.aggregation.admission import AdmissionContext, LossHistory
@@ -58,12 +61,6 @@ from fairfleet.server.settings import plan_for_rule
 
 Measures = Mapping[str, TrainMeasures]  # by client, in the order of the rows
 
-DIVERGED = (
-    "training diverged. Try a smaller learning_rate in the plan, or a smaller eta of the rule's "
-    "optimizer."
-)
-NOT_FINITE = f"the model has values that are not finite: {DIVERGED}"
-
 
 class Simulation:
     """A simulated federation. `rounds()` runs it; `model` is always the newest model."""
@@ -82,6 +79,7 @@ class Simulation:
         self._number = {name: number for number, name in enumerate(data.names)}
         needed = federation.recipe.rule.needs().reports
         self._request = TrainRequest("gradient_norm" in needed, federation.loss == "after")
+        self._initial_losses = InitialLosses(federation.recipe.rule, self.model)
         self.personal = (
             PersonalModels(federation.model, self.data) if self.plan.personal_lambda else None
         )
@@ -92,7 +90,8 @@ class Simulation:
         federation = self.federation
         self.done = 0  # finished rounds
         self.state = ServerState()
-        self.participation = ParticipationBook()
+        initial_loss = federation.recipe.rule.needs().initial_loss
+        self.participation = ParticipationBook(initial=initial_loss)
         self.coder = UpdateCoder(federation.codec, federation.error_feedback, federation.prediction)
         # By client: the round of its last report, and the loss in it.
         self.last_reports: dict[str, tuple[int, float]] = {}
@@ -176,9 +175,14 @@ class Simulation:
                 Work(self._number[client], self.behaviour.plan(self.plan, client, number))
                 for client in clients
             ]
+            numbers = {client: self._number[client] for client in clients}
+            initial = self._initial_losses.measure(trainer, self.participation, number, numbers)
             trained = trainer.train(self.model, work, self._request, updates)
-            measures = dict(zip(clients, trained, strict=True))
-            _check_finite(number, measures)
+            measures = {
+                client: measured._replace(initial_loss=initial.get(client))
+                for client, measured in zip(clients, trained, strict=True)
+            }
+            check_finite(number, measures)
             if self.personal:
                 self.personal.train(self.model, work)
             for row, client in zip(updates, clients, strict=True):
@@ -197,15 +201,23 @@ class Simulation:
         if self._privacy:
             measures = self._privacy.report(measures, self._number[client], number)
             samples = 1 if self._privacy.hides_samples else samples
-        loss = measures.loss
+        loss, initial = measures.loss, measures.initial_loss
+        if number == 0:
+            initial = loss  # also if the rule gets the loss after training
         if self._request.loss_after and measures.loss_after is not None:
             loss = measures.loss_after
-        # A false loss is a false mean, as in FedMGDA+'s own code.
-        loss = self.behaviour.reported_loss(loss, client, number)
+
+        def reported(loss: float) -> float:
+            # A false loss is a false mean, as in FedMGDA+'s own code.
+            loss = self.behaviour.reported_loss(loss, client, number)
+            return loss * samples if self.federation.loss_total else loss
+
         return self.participation.report(
             client,
+            round_number=number,
             samples=samples,
-            loss=loss * samples if self.federation.loss_total else loss,
+            loss=reported(loss),
+            initial_loss=None if initial is None else reported(initial),
             accuracy=measures.accuracy,
             steps=measures.steps,
             gradient_norm=measures.gradient_norm,
@@ -295,7 +307,7 @@ class Simulation:
         factor: float | None,
     ) -> None:
         losses = {client: report.loss for client, report in reports.items()}
-        self.participation.committed(losses)
+        self.participation.committed(reports)
         self.loss_history.committed(losses)
         self.last_reports.update({client: (number, loss) for client, loss in losses.items()})
         self.state = self.state if factor == 0.0 else step.state
@@ -378,11 +390,3 @@ class Simulation:
             return None
         clients, size = len(self._number), len(self.model.parameters)
         return History(self._layers, row_store_for(clients, size, self.federation.scratch))
-
-
-def _check_finite(number: int, measures: Measures) -> None:
-    for client, measured in measures.items():
-        if not math.isfinite(measured.loss):
-            raise TaskFailed(
-                f"in round {number} the loss of {client} is {measured.loss}: {DIVERGED}"
-            )

@@ -7,7 +7,8 @@ rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -16,11 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairfleet.common.errors import UsageError
+from fairfleet.common.errors import TaskFailed, UsageError
 from fairfleet.common.reports import Better
 from fairfleet.common.tensors import Model
 from fairfleet.common.training_plan import Plan
 from fairfleet.lab.datasets.client_data import ClientData
+
+DIVERGED = (
+    "training diverged. Try a smaller learning_rate in the plan, or a smaller eta of the rule's "
+    "optimizer."
+)
+NOT_FINITE = f"the model has values that are not finite: {DIVERGED}"
 
 Rows = NDArray[np.float32]  # one row per client, as long as the model
 
@@ -104,6 +111,16 @@ class TrainMeasures(NamedTuple):
     gradient_norm: float | None
     steps: int
     loss_after: float | None = None  # of the trained model, if it was requested
+    initial_loss: float | None = None  # of the initial model, if the rule lacks it
+
+
+def check_finite(round_number: int, measures: Mapping[str, TrainMeasures]) -> None:
+    """Raise TaskFailed, which names the client, if a loss is not finite."""
+    for client, measured in measures.items():
+        if not math.isfinite(measured.loss):
+            raise TaskFailed(
+                f"in round {round_number} the loss of {client} is {measured.loss}: {DIVERGED}"
+            )
 
 
 class TrainRequest(NamedTuple):

@@ -543,6 +543,7 @@ class TrainTask(google.protobuf.message.Message):
     REPORT_FIELDS_FIELD_NUMBER: builtins.int
     PREDICTION_FIELD_NUMBER: builtins.int
     REQUIRED_FEATURES_FIELD_NUMBER: builtins.int
+    INITIAL_MODEL_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
     id: builtins.str
     round: builtins.int
@@ -571,6 +572,13 @@ class TrainTask(google.protobuf.message.Message):
         """a client that lacks one of these is not selected"""
 
     @property
+    def initial_model(self) -> Global___ModelRef:
+        """The federation's version 0: report the loss on it, as TrainReport.initial_loss. It is fetched as
+        a whole, without `compact`, and is not the model to train. Absent: do not. Only for clients with
+        the feature `initial-loss`.
+        """
+
+    @property
     def privacy(self) -> Global___Privacy:
         """what to do before anything is sent; absent: nothing"""
 
@@ -588,10 +596,11 @@ class TrainTask(google.protobuf.message.Message):
         report_fields: collections.abc.Iterable[builtins.str] | None = ...,
         prediction: Global___Prediction | None = ...,
         required_features: collections.abc.Iterable[builtins.str] | None = ...,
+        initial_model: Global___ModelRef | None = ...,
         privacy: Global___Privacy | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["model", b"model", "plan", b"plan", "prediction", b"prediction", "privacy", b"privacy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["codec", b"codec", "error_feedback", b"error_feedback", "id", b"id", "model", b"model", "plan", b"plan", "prediction", b"prediction", "privacy", b"privacy", "report_fields", b"report_fields", "report_gradient_norm", b"report_gradient_norm", "required_features", b"required_features", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["initial_model", b"initial_model", "model", b"model", "plan", b"plan", "prediction", b"prediction", "privacy", b"privacy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["codec", b"codec", "error_feedback", b"error_feedback", "id", b"id", "initial_model", b"initial_model", "model", b"model", "plan", b"plan", "prediction", b"prediction", "privacy", b"privacy", "report_fields", b"report_fields", "report_gradient_norm", b"report_gradient_norm", "required_features", b"required_features", "round", b"round", "seconds_left", b"seconds_left"]) -> None: ...
 
 Global___TrainTask: typing_extensions.TypeAlias = TrainTask
 
@@ -915,6 +924,7 @@ class TrainReport(google.protobuf.message.Message):
     CUT_BY_FIELD_NUMBER: builtins.int
     LOSS_MEASUREMENT_FIELD_NUMBER: builtins.int
     LOSS_STANDARD_ERROR_FIELD_NUMBER: builtins.int
+    INITIAL_LOSS_FIELD_NUMBER: builtins.int
     samples: builtins.int
     loss_before: builtins.float
     """of the received model on the training data"""
@@ -939,6 +949,10 @@ class TrainReport(google.protobuf.message.Message):
     """of loss_before; unspecified: exact"""
     loss_standard_error: builtins.float
     """of loss_before, if it was measured on a sample"""
+    initial_loss: builtins.float
+    """Of TrainTask.initial_model on all training data, as the client has them in this round; only
+    with that field. With ReportNoise it is noised like loss_before.
+    """
     @property
     def cut_by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The client's own limits that reduced the training: steps, seconds, memory."""
@@ -959,13 +973,16 @@ class TrainReport(google.protobuf.message.Message):
         cut_by: collections.abc.Iterable[builtins.str] | None = ...,
         loss_measurement: Global___LossMeasurement.ValueType = ...,
         loss_standard_error: builtins.float | None = ...,
+        initial_loss: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "_loss_after", b"_loss_after", "_loss_standard_error", b"_loss_standard_error", "accuracy", b"accuracy", "gradient_norm", b"gradient_norm", "loss_after", b"loss_after", "loss_standard_error", b"loss_standard_error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "_loss_after", b"_loss_after", "_loss_standard_error", b"_loss_standard_error", "accuracy", b"accuracy", "batch_size", b"batch_size", "cut_by", b"cut_by", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss_after", b"loss_after", "loss_before", b"loss_before", "loss_measurement", b"loss_measurement", "loss_standard_error", b"loss_standard_error", "planned_steps", b"planned_steps", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "_initial_loss", b"_initial_loss", "_loss_after", b"_loss_after", "_loss_standard_error", b"_loss_standard_error", "accuracy", b"accuracy", "gradient_norm", b"gradient_norm", "initial_loss", b"initial_loss", "loss_after", b"loss_after", "loss_standard_error", b"loss_standard_error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_accuracy", b"_accuracy", "_gradient_norm", b"_gradient_norm", "_initial_loss", b"_initial_loss", "_loss_after", b"_loss_after", "_loss_standard_error", b"_loss_standard_error", "accuracy", b"accuracy", "batch_size", b"batch_size", "cut_by", b"cut_by", "gradient_norm", b"gradient_norm", "initial_loss", b"initial_loss", "learning_rate", b"learning_rate", "loss_after", b"loss_after", "loss_before", b"loss_before", "loss_measurement", b"loss_measurement", "loss_standard_error", b"loss_standard_error", "planned_steps", b"planned_steps", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_accuracy", b"_accuracy"]) -> typing.Literal["accuracy"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_gradient_norm", b"_gradient_norm"]) -> typing.Literal["gradient_norm"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_initial_loss", b"_initial_loss"]) -> typing.Literal["initial_loss"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_loss_after", b"_loss_after"]) -> typing.Literal["loss_after"] | None: ...
     @typing.overload

@@ -4,36 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fairfleet.common.reports import TrainReport
 from fairfleet.server.rules import Report
 
 
 class ParticipationBook:
-    """First losses and participation counts by client, over all committed rounds."""
+    """First losses and participation counts by client, over all committed rounds.
+
+    With `initial`, a first loss is that on the initial model. It is taken from the client's first
+    round if that trains the initial model, else the client measures it once. Without `initial`, it
+    is the loss that the client reported in its first round.
+    """
 
     def __init__(
         self,
         first_losses: Mapping[str, float] | None = None,
         participations: Mapping[str, int] | None = None,
+        *,
+        initial: bool = False,
     ) -> None:
         self.first_losses = dict(first_losses or {})
         self.participations = dict(participations or {})
+        self.initial = initial
+
+    def lacks_initial_loss(self, client: str, round_number: int) -> bool:
+        """Return whether a client has to measure its loss on the initial model in this round."""
+        return self.initial and round_number > 0 and client not in self.first_losses
 
     def report(
         self,
         client: str,
         *,
+        round_number: int,
         samples: float,
         loss: float,
         steps: int,
         learning_rate: float,
         accuracy: float | None,
         gradient_norm: float | None,
+        initial_loss: float | None = None,
     ) -> Report:
-        """Return a client's report as rules see it; its participations include this round."""
+        """Return a client's report as rules see it; its participations include this round.
+
+        `initial_loss` is that on the initial model, if the client measured it in this round. By
+        default, round 0 has it as `loss`.
+        """
+        measured = loss if initial_loss is None and round_number == 0 else initial_loss
+        first = measured if self.initial else loss
         return Report(
             samples=samples,
             loss=loss,
-            first_loss=self.first_losses.get(client, loss),
+            first_loss=self.first_losses.get(client, first),
             accuracy=accuracy,
             participations=self.participations.get(client, 0) + 1,
             steps=steps,
@@ -41,8 +62,23 @@ class ParticipationBook:
             local_lr=learning_rate,
         )
 
-    def committed(self, losses: Mapping[str, float]) -> None:
-        """Count a committed round, given the losses that its clients reported."""
-        for client, loss in losses.items():
-            self.first_losses.setdefault(client, loss)
+    def report_of(self, client: str, round_number: int, report: TrainReport) -> Report:
+        """Return a network client's report as rules see it."""
+        return self.report(
+            client,
+            round_number=round_number,
+            samples=report.samples,
+            loss=report.loss_before,
+            steps=report.steps,
+            learning_rate=report.learning_rate,
+            accuracy=report.accuracy,
+            gradient_norm=report.gradient_norm,
+            initial_loss=None if round_number == 0 else report.initial_loss,
+        )
+
+    def committed(self, reports: Mapping[str, Report]) -> None:
+        """Count a committed round, given the reports of its clients as `report` returned them."""
+        for client, report in reports.items():
+            if report.first_loss is not None:
+                self.first_losses.setdefault(client, report.first_loss)
             self.participations[client] = self.participations.get(client, 0) + 1

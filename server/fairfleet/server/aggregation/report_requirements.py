@@ -27,6 +27,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "samples": (1, MAX_COUNT),
     "loss_before": (-MAX_LOSS, MAX_LOSS),
     "loss_after": (-MAX_LOSS, MAX_LOSS),
+    "initial_loss": (-MAX_LOSS, MAX_LOSS),
     "loss_standard_error": (0, MAX_LOSS),
     "gradient_norm": (0, MAX_LOSS),
     "steps": (0, MAX_COUNT),
@@ -62,9 +63,19 @@ class ReportRequirements:
         divisors = frozenset(WIRE_NAMES.get(name, name) for name in needs.positive)
         return cls(rule, fields, divisors, needs.losses)
 
-    def check(self, report: TrainReport) -> None:
-        """Raise BadReport, which names the field, if the rule cannot use this report."""
-        if problem := self.problem(report):
+    def check(self, report: TrainReport, *, wants_initial_loss: bool = False) -> None:
+        """Raise BadReport, which names the field, if the rule cannot use this report.
+
+        `wants_initial_loss` says whether the loss on the initial model is not known yet.
+        """
+        problem = self.problem(report)
+        if not problem and wants_initial_loss and report.initial_loss is None:
+            problem = (
+                f"initial_loss is missing, and rule {self.rule} needs it of a client that did not "
+                "train the initial model. Request a new task, which asks for it "
+                "(TrainTask.initial_model)."
+            )
+        if problem:
             raise BadReport(f"the training report is not usable: {problem}")
 
     def problem(self, report: TrainReport) -> str | None:
@@ -94,11 +105,18 @@ class ReportRequirements:
                 f"loss_measurement is {measured}, and this federation's rule or settings need a "
                 f"loss that is {self.measurement}. Let the task measure it as Job.losses says."
             )
-        if self.losses == "any" or loss > 0 or (loss == 0 and self.losses == "non_negative"):
-            return None
+        name = "loss_before"
+        if self._takes(loss):
+            if report.initial_loss is None or self._takes(report.initial_loss):
+                return None
+            name, loss = "initial_loss", report.initial_loss
         condition = "above 0" if self.losses == "positive" else "of at least 0"
         return (
-            f"loss_before is {loss:g}, and rule {self.rule} is defined for losses {condition} "
+            f"{name} is {loss:g}, and rule {self.rule} is defined for losses {condition} "
             "only. Add a constant to the task's loss, or choose a rule that takes any loss "
             "(`fairfleet rules`)."
         )
+
+    def _takes(self, loss: float) -> bool:
+        """Return whether the rule is defined for a loss."""
+        return self.losses == "any" or loss > 0 or (loss == 0 and self.losses == "non_negative")

@@ -103,7 +103,10 @@ def conspicuous_values(
     return {
         "norm": list(norms),
         "loss": [report.loss_before for report in reports.values()],
-        "first_loss": [first_losses.get(client, 1.0) for client in reports],
+        "first_loss": [
+            first_losses.get(client, 1.0 if report.initial_loss is None else report.initial_loss)
+            for client, report in reports.items()
+        ],
         "samples": [float(report.samples) for report in reports.values()],
         "steps": [float(report.steps) for report in reports.values()],
         "learning_rate": [report.learning_rate for report in reports.values()],

@@ -17,7 +17,7 @@ from fairfleet.server.federation.clients.client_requests import ClientRequests
 from fairfleet.server.federation.clients.departures import Departures, FleetWatch
 from fairfleet.server.federation.clients.sessions import SUPERSEDED_REMEMBERED, Sessions
 from fairfleet.server.federation.federation_state import FederationState
-from fairfleet.server.federation.kept_blocks import with_kept_blocks
+from fairfleet.server.federation.kept_defaults import with_kept_defaults
 from fairfleet.server.federation.operator_control import OperatorControl
 from fairfleet.server.federation.operators.audit_log import AuditLog
 from fairfleet.server.federation.operators.continuation import Continuation
@@ -46,7 +46,7 @@ class Coordinator:
     def __init__(self, store: Store, settings: ServerSettings) -> None:
         self.settings, self.signature = settings, store.signature()
         self.settings_digest = settings_digest(settings)
-        self.recipe = with_kept_blocks(store, settings.recipe())
+        self.recipe = with_kept_defaults(store, settings.recipe())
         self.plan = plan_for_rule(settings.plan, self.recipe)
         self.loss_plan = settings.loss_plan
         self.report_requirements = ReportRequirements.of_recipe(

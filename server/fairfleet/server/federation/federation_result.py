@@ -22,7 +22,7 @@ async def publish_result(runner: RoundRunner) -> None:
     result = newest
     if best is not None and best != newest.version:
         try:
-            result = await runner.executors.in_worker(_load, runner, best)
+            result = await runner.executors.in_worker(load_publication, runner, best)
         except StateDirError as error:
             log.error("participants get version %d as the result: %s", newest.version, error)
     if runner.round != end:
@@ -33,7 +33,8 @@ async def publish_result(runner: RoundRunner) -> None:
     runner.check_drained()
 
 
-def _load(runner: RoundRunner, version: int) -> PublishedModel:
+def load_publication(runner: RoundRunner, version: int) -> PublishedModel:
+    """Return a kept version as clients receive it; raise StateDirError if it is not there."""
     stored = runner.store.model(version)
     if stored is None:
         raise StateDirError(f"{runner.store.folder} has no model of version {version}")

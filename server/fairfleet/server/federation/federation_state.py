@@ -132,6 +132,11 @@ class FederationState:
         return self._runner.result
 
     @property
+    def initial_model(self) -> PublishedModel | None:
+        """Version 0, if clients have to measure their loss on it; else None."""
+        return self._runner.initial_model
+
+    @property
     def conflict_map(self) -> ConflictMap | None:
         """The conflict map of the newest round.
 

@@ -50,6 +50,7 @@ from fairfleet.server.rounds.verification import VerificationPolicy
 from fairfleet.server.rules import PastRow, Recipe, Report
 from fairfleet.server.storage.client_queries import (
     first_losses,
+    initial_losses,
     losses_at_start,
     recent_losses,
     update_counts,
@@ -140,7 +141,9 @@ class ModelCommitter:
 
     def _load_reports(self, version: int) -> None:
         counts = {client: n for client, (n, _) in update_counts(self._store, version).items()}
-        self._participation = ParticipationBook(first_losses(self._store), counts)
+        initial = self._recipe.rule.needs().initial_loss
+        first = (initial_losses if initial else first_losses)(self._store)
+        self._participation = ParticipationBook(first, counts, initial=initial)
         self._losses = LossHistory(
             losses_at_start(self._store, version),
             recent_losses(self._store, version, RECENT_LOSSES),
@@ -181,6 +184,10 @@ class ModelCommitter:
     def has_participated(self, client: str) -> bool:
         """Return whether an update of the client was part of a committed round."""
         return client in self._participation.participations
+
+    def lacks_initial_loss(self, client: str, round_number: int) -> bool:
+        """Return whether a client has to measure its loss on the initial model in this round."""
+        return self._participation.lacks_initial_loss(client, round_number)
 
     # ---- the round under way -------------------------------------------------------------------
 
@@ -365,7 +372,9 @@ class ModelCommitter:
     def adopt(self, staged: StagedModel, updates: Updates) -> None:
         """Make a staged model the newest one: it was committed."""
         losses = {client: update.report.loss_before for client, (update, _) in updates.items()}
-        self._participation.committed(losses)
+        self._participation.committed(
+            {client: self._report(update) for client, (update, _) in updates.items()}
+        )
         self._losses.committed(losses)
         self._spare, self.model, self.publication = self.model, staged.model, staged.publication
         self._state = staged.state
@@ -378,16 +387,7 @@ class ModelCommitter:
             self._options.bases.settle()
 
     def _report(self, update: StoredUpdate) -> Report:
-        report = update.report
-        return self._participation.report(
-            update.client,
-            samples=report.samples,
-            loss=report.loss_before,
-            steps=report.steps,
-            learning_rate=report.learning_rate,
-            accuracy=report.accuracy,
-            gradient_norm=report.gradient_norm,
-        )
+        return self._participation.report_of(update.client, update.round, update.report)
 
 
 def _with_note(diagnostics: Diagnostics, name: str, value: Any) -> Diagnostics:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 
-from fairfleet.common.errors import short
+from fairfleet.common.errors import StateDirError, short
 from fairfleet.common.features import software
 from fairfleet.common.names import round_name
+from fairfleet.server.federation.federation_result import load_publication
 from fairfleet.server.federation.model_committer import CommitterOptions, ModelCommitter
 from fairfleet.server.federation.operators.effective_settings import settings_digest
 from fairfleet.server.federation.round_runner import RoundRunner
@@ -18,6 +19,7 @@ from fairfleet.server.rules.optimizers import OPTIMIZERS
 from fairfleet.server.settings import ServerSettings, plan_for_rule
 from fairfleet.server.storage.store import Fact, Store, StoredUpdate
 from fairfleet.server.transfer.prediction_bases import PredictionBases
+from fairfleet.server.transfer.published_model import PublishedModel
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +31,25 @@ async def open_round(runner: RoundRunner, settings: ServerSettings, recipe: Reci
     await runner.compute_divergences()
     stored, store = await _stored_round(runner), runner.store
     await open_committer(runner, settings, recipe, stored.number)
+    if recipe.rule.needs().initial_loss:
+        runner.initial_model = await runner.executors.in_worker(_initial_model, runner, recipe)
     stored_updates = store.updates_of(stored.number)
     updates = {update.client: update for update in stored_updates if update.file}
     await _delete_unneeded_files(runner, stored.number, updates)
     runner.round, actions = state_machine.resume(stored, runner.policy, frozenset(updates))
     _log_start(store, runner.round, settings)
     return updates, actions
+
+
+def _initial_model(runner: RoundRunner, recipe: Recipe) -> PublishedModel:
+    """Load version 0, on which clients measure the losses that the rule divides by."""
+    try:
+        return load_publication(runner, 0)
+    except StateDirError as error:
+        raise StateDirError(
+            f"{error}. Rule {recipe.name!r} needs the loss of clients on it. Restore the file from "
+            "a backup; or set rule.reference=first or rule.reference=none, which do not need it."
+        ) from error
 
 
 def _log_start(store: Store, round_: Round, settings: ServerSettings) -> None:

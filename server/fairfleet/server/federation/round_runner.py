@@ -86,6 +86,7 @@ class RoundRunner:
             plan_for_rule(settings.plan, recipe),
             always=settings.round.required_features,
             measure=MeasureChoice.of(settings.measure).name,
+            initial_loss=recipe.rule.needs().initial_loss,
         )
         self.privacy_budget = (
             PrivacyBudget(store, settings.privacy, recipe) if settings.privacy else None
@@ -118,6 +119,8 @@ class RoundRunner:
             self.scheduler.scores.direction_of,
         )
         self._result: PublishedModel | None = None
+        # Version 0, if the rule needs the loss of clients on it.
+        self.initial_model: PublishedModel | None = None
         self._minimum_clients = settings.round.minimum_clients
         self.revoked = store.revoked()  # clients, with the reason
         self._exhausted = set[str]()  # clients whose spent budget was logged

@@ -35,7 +35,8 @@ class PrivacyBudget:
         self.privacy = privacy
         self._store = store
         self._required = privacy.terms(recipe) or NO_TERMS
-        self._release_cost = privacy.released_cost(recipe)
+        # At most: a client reports its loss on the initial model once.
+        self._release_cost = privacy.released_cost(recipe) + privacy.initial_loss_cost(recipe)
         release_queries.make_table(store)
         current = store.current_round().number
         self._refuse_unprotected_past(current)
@@ -101,7 +102,12 @@ class PrivacyBudget:
         """
         values = sum(
             value is not None
-            for value in (report.loss_before, report.gradient_norm, report.accuracy)
+            for value in (
+                report.loss_before,
+                report.gradient_norm,
+                report.accuracy,
+                report.initial_loss,
+            )
         )
         what = digest.hex() if self.privacy.local else f"report {digest.hex()}"
         self._release(round_number, client, what, self.privacy.cost_of(applied, values))

@@ -153,9 +153,18 @@ class PrivacySettings(BaseModel):
         return report_cost(noised.noise_multiplier, values) if noised else 0.0
 
     def released_cost(self, recipe: Recipe) -> float:
-        """Return the cost of an update with the privacy that these settings require."""
+        """Return the cost of an update with the privacy that these settings require.
+
+        A loss on the initial model, which a client reports once, costs more (`initial_loss_cost`).
+        """
         values = 1 + len({"accuracy", "gradient_norm"} & set(recipe.rule.needs().reports))
         return self.cost_of(self.terms(recipe) or NO_TERMS, values)
+
+    def initial_loss_cost(self, recipe: Recipe) -> float:
+        """Return what a reported loss on the initial model costs; 0 if the rule needs none."""
+        if not recipe.rule.needs().initial_loss:
+            return 0.0
+        return self._reported_cost(self.terms(recipe) or NO_TERMS, 1)
 
     @property
     def evaluation_cost(self) -> float:

@@ -61,9 +61,13 @@ class ModelDownloads:
         )
 
     def _models(self, compact: bool) -> list[PublishedModel]:
-        """Return the newest model, and the result once the federation is finished."""
-        newest, result = self._coordinator.state.publication, self._coordinator.state.result
-        models = [model for model in (newest, result) if model is not None]
+        """Return the newest model, the initial one, and the result once there is one.
+
+        The initial model is published only for rules that need the clients' loss on it.
+        """
+        state = self._coordinator.state
+        published = (state.publication, state.result, state.initial_model)
+        models = [model for model in published if model is not None]
         return [form for model in models if (form := model.compact if compact else model)]
 
     def _changes(self) -> list[PublishedModel]:

@@ -54,6 +54,9 @@ class TaskMessages:
             member.client, round_number, member.codecs, self._uplinks.of(member.client)
         )
         fields = coordinator.report_requirements.fields
+        initial = self._initial_model(member.client, round_number)
+        if initial is not None:
+            fields = (*fields, "initial_loss")
         return pb.TrainTask(
             id=assignment.id,
             round=round_number,
@@ -71,7 +74,16 @@ class TaskMessages:
             prediction=self._prediction(member, codec),
             privacy=self._privacy,
             required_features=self._required_features(assignment),
+            initial_model=initial,
         )
+
+    def _initial_model(self, client: str, round_number: int) -> pb.ModelRef | None:
+        """Return version 0 if the client has to measure its loss on it, once; else None."""
+        coordinator, initial = self._coordinator, self._coordinator.state.initial_model
+        lacks_loss = coordinator.runner.committer.lacks_initial_loss
+        if initial is None or not lacks_loss(client, round_number):
+            return None
+        return pb.ModelRef(version=0, digest=initial.digest, size_bytes=initial.size_bytes)
 
     def _required_features(self, assignment: Assignment) -> list[str]:
         return sorted(self._coordinator.runner.requirements.of(assignment.kind))

@@ -53,7 +53,8 @@ class UpdateUploads:
         member = coordinator.clients.session(request.session).member
         with self._counting_refusals(member.client, WrongState):
             announced = announced_update(member.client, request, is_private=self._is_private)
-            coordinator.report_requirements.check(announced.report)
+            lacks = coordinator.runner.committer.lacks_initial_loss(member.client, request.round)
+            coordinator.report_requirements.check(announced.report, wants_initial_loss=lacks)
             codecs = coordinator.codecs.accepted(member.client, request.round, member.codecs)
             opened = await self._receiver.open(announced, request.model_digest, codecs)
         traffic = coordinator.state.traffic

@@ -101,6 +101,9 @@ class Needs:
     # Whether the rule reads losses. Its papers mean F_k of the received model over all training
     # data, so clients then measure them exactly, in a pass of their own.
     exact_losses: bool = True
+    # Whether `first_loss` is the loss on the federation's initial model. A client whose first round
+    # is a later one then measures it. Otherwise it is the loss at the first participation.
+    initial_loss: bool = False
 
 
 class Rule(BaseModel):
@@ -132,6 +135,13 @@ class Rule(BaseModel):
 
     def keeping_blocks(self, blocks: Blocks) -> Rule:
         """Return the rule for a federation that began with these blocks.
+
+        They replace a default, not a parameter that was given.
+        """
+        return self
+
+    def keeping_first_losses(self) -> Rule:
+        """Return the rule for a federation that began with losses at first participations.
 
         They replace a default, not a parameter that was given.
         """

@@ -32,7 +32,8 @@ class Report:
 
     samples: float  # number of training samples
     loss: float  # of the received model, before training
-    first_loss: float | None = None  # the loss at round 0
+    # The loss on the initial model, or at the first participation (`Needs.initial_loss`).
+    first_loss: float | None = None
     accuracy: float | None = None  # of the received model, between 0 and 1
     participations: float | None = None  # rounds with this client, including this one
     steps: float | None = None  # number of local training steps

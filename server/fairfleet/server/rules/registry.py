@@ -147,6 +147,11 @@ def fedfa_had_no_client_momentum(recipe: Recipe, plan: Plan) -> bool:
     return bool(recipe.plan["client_momentum"] != plan.momentum)
 
 
+def adafedadam_used_first_losses(recipe: Recipe, plan: Plan) -> bool:
+    """Return whether AdaFedAdam takes the loss on the initial model by default."""
+    return recipe.rule.needs().initial_loss and "reference" not in recipe.rule.model_fields_set
+
+
 BUILT_IN: dict[str, Listing] = {
     "fedavg": Listing(FedAvg),
     "fedavg_n": Listing(FedAvgN),
@@ -163,7 +168,17 @@ BUILT_IN: dict[str, Listing] = {
     "fedmgda_plus": Listing(FedMGDAPlus),
     "fedfv": Listing(FedFV),
     "adafed": Listing(AdaFed),
-    "adafedadam": Listing(AdaFedAdam, CertaintyAdam),
+    "adafedadam": Listing(
+        AdaFedAdam,
+        CertaintyAdam,
+        earlier=(
+            EarlierReading(
+                "losses are divided by those at the first participation",
+                adafedadam_used_first_losses,
+                "reference=first",
+            ),
+        ),
+    ),
     "fedlf": Listing(
         FedLF,
         earlier=(EarlierReading("layers are tensors", fedlf_had_tensors, "layers=tensors"),),

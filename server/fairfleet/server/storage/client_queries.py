@@ -50,6 +50,28 @@ def first_losses(store: ReadableStore) -> dict[str, float]:
     }
 
 
+def initial_losses(store: ReadableStore) -> dict[str, float]:
+    """Return, by client, its loss on version 0, as it first reported it.
+
+    In round 0 that is the loss of the received model, unless it is a mean of batch losses.
+    """
+    is_measured = sa.and_(
+        updates.c.report.like('%"initial_loss":%'),
+        updates.c.report.not_like('%"initial_loss":null%'),
+    )
+    query = sa.select(updates.c.client, updates.c.round, updates.c.report)
+    query = query.where(_COUNTS, sa.or_(updates.c.round == 0, is_measured))
+    losses: dict[str, float] = {}
+    for client, number, text in store.rows(query.order_by(updates.c.round)):
+        report = TrainReport.model_validate_json(text)
+        loss = report.initial_loss
+        if number == 0 and report.loss_measurement != "batches":
+            loss = report.loss_before
+        if loss is not None:
+            losses.setdefault(client, loss)
+    return losses
+
+
 def recent_losses(store: ReadableStore, before: int, count: int) -> dict[str, list[float]]:
     """Return, by client, the losses of its last `count` rounds before a round, oldest first."""
     newest = sa.func.row_number().over(

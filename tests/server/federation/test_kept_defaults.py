@@ -1,4 +1,4 @@
-"""A state directory keeps the blocks in which its rule began to see the model."""
+"""A state directory keeps the defaults of its rule with which it began."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 from fairfleet.common.tensors import Model
-from fairfleet.server.federation.kept_blocks import recorded_blocks, with_kept_blocks
+from fairfleet.server.federation.kept_defaults import (
+    recorded_blocks,
+    with_kept_blocks,
+    with_kept_defaults,
+)
 from fairfleet.server.rounds.state_machine import Round
 from fairfleet.server.rules import recipe
+from fairfleet.server.rules.weights.adafedadam import AdaFedAdam
 from fairfleet.server.storage.store import Store
 from fairfleet.server.transfer.published_model import PublishedModel
 
@@ -69,3 +74,34 @@ def test_a_setting_that_is_given_wins_and_is_kept(
 def test_rules_that_do_not_read_layers_record_nothing(store: Store) -> None:
     assert blocks(store, "fedavg") == "tensors"
     assert recorded_blocks(store) is None
+
+
+def reference(store: Store, **parameters: str) -> str:
+    rule = with_kept_defaults(store, recipe("adafedadam", **parameters)).rule
+    assert isinstance(rule, AdaFedAdam)
+    return rule.reference
+
+
+def test_a_new_federation_takes_losses_on_the_initial_model_and_keeps_to_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reference(store) == "initial"
+    begin(store, monkeypatch)
+    assert reference(store) == "initial"
+
+
+def test_a_federation_from_before_the_choice_keeps_the_losses_at_first_participations(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(store, monkeypatch)
+    assert reference(store) == "first"
+    assert reference(store) == "first"
+
+
+def test_a_reference_that_is_given_wins_and_is_kept(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(store, monkeypatch)
+    assert reference(store, reference="initial") == "initial"
+    assert reference(store) == "initial"
+    assert reference(store, reference="none") == "none"
