@@ -59,6 +59,7 @@ ordinary_report: dict[str, Any] = {
     "loss_before": 1.0,
     "loss_after": 0.5,
     "gradient_norm": 1.0,
+    "initial_loss": 2.0,
     "steps": 5,
     "learning_rate": 0.1,
     "accuracy": 0.5,

@@ -203,6 +203,10 @@ def test_a_protected_report_contains_no_exact_value() -> None:
     assert (protected.seconds, protected.cut_by, protected.accuracy) == (0.0, (), None)
     assert (protected.loss_before != 2.0, protected.loss_after) == (True, None)
     assert protected.gradient_norm != 3.0
+    assert protected.initial_loss is None
+    late = report().model_copy(update={"initial_loss": 2.5})
+    initial = protected_report(late, Plan(), REPORTS, SystemNoise()).initial_loss
+    assert initial not in (None, 2.5)
     needed = REPORTS.model_copy(update={"accuracy": True})
     assert protected_report(report(), Plan(), needed, SystemNoise()).accuracy != 0.625
     evaluation = Evaluation(

@@ -68,6 +68,10 @@ def test_noised_reports_and_evaluations_are_charged_by_value(tmp_path: Path) -> 
     assert owner.ledger.total == pytest.approx(cost)
     owner.charge_evaluation("f", 1, EVALUATION, COVERED)
     assert owner.ledger.total == pytest.approx(cost + report_cost(4.0, 2))
+    late = with_norm.model_copy(update={"initial_loss": 2.0})
+    owner.charge_update("f", 1, "bb", COVERED, late)
+    more = update_cost(2.0) + report_cost(4.0, 4)
+    assert owner.ledger.total == pytest.approx(cost + report_cost(4.0, 2) + more)
 
 
 def test_evaluations_that_are_equal_by_chance_are_all_charged(tmp_path: Path) -> None:

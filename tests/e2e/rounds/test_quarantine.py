@@ -56,7 +56,11 @@ def test_an_incomplete_report_is_refused_on_both_paths_and_the_round_continues(
     fleet: Fleet,
 ) -> None:
     fleet.start_server(
-        rule__name="adafedadam", rounds=100, round__quorum=0.5, round__deadline_seconds=2
+        rule__name="adafedadam",
+        rule__reference="first",
+        rounds=100,
+        round__quorum=0.5,
+        round__deadline_seconds=2,
     )
     honest, lacking = devices(fleet, "honest", "lacking")
     task = lacking.train_task()
@@ -87,7 +91,9 @@ def test_a_task_with_an_incomplete_report_misses_the_round_and_keeps_running(
     fleet: Fleet,
 ) -> None:
     """The task ignores the request for a gradient norm, as a user's task may."""
-    fleet.start_server(rule__name="adafedadam", rounds=100, round__minimum_clients=1)
+    fleet.start_server(
+        rule__name="adafedadam", rule__reference="first", rounds=100, round__minimum_clients=1
+    )
     client = fleet.start_client("forgetful")
     until(
         lambda: "which this federation's rule needs" in fleet.log("forgetful.log"),

@@ -212,12 +212,29 @@ def test_a_federation_is_upgraded_in_mid_round(old: Installation, fleet: Fleet) 
 @pytest.mark.parametrize(
     ("rule", "task", "options", "field"),
     [
-        pytest.param("adafedadam", "walk", {}, "gradient_norm is missing", id="no gradient norm"),
-        pytest.param("fedlf", "shift", {"loss": -1}, "loss_before is -1", id="a negative loss"),
+        pytest.param(
+            {"rule__name": "adafedadam", "rule__reference": "first"},
+            "walk",
+            {},
+            "gradient_norm is missing",
+            id="no gradient norm",
+        ),
+        pytest.param(
+            {"rule__name": "fedlf"},
+            "shift",
+            {"loss": -1},
+            "loss_before is -1",
+            id="a negative loss",
+        ),
     ],
 )
 def test_a_refused_old_client_exits_with_the_reason_and_affects_no_other_client(
-    old: Installation, fleet: Fleet, rule: str, task: str, options: dict[str, Any], field: str
+    old: Installation,
+    fleet: Fleet,
+    rule: dict[str, str],
+    task: str,
+    options: dict[str, Any],
+    field: str,
 ) -> None:
     """An old client treats a refusal as a failure of its task.
 
@@ -230,7 +247,7 @@ def test_a_refused_old_client_exits_with_the_reason_and_affects_no_other_client(
         "round__quorum": 0.5,
         "exit_when_finished": True,
     }
-    fleet.start_server(**SETTINGS | settings, rule__name=rule)
+    fleet.start_server(**SETTINGS | settings | rule)
     fleet.operator().Pause(op.PauseRequest())  # until all three are connected
     start_clients(fleet, {"refused": old}, **options)
     start_clients(fleet, {"ann": None, "bob": old}, task=task, step_seconds=0.1)

@@ -78,6 +78,19 @@ def test_fedfa_trains_with_momentum_and_is_run_again_unless_it_did_before(
     assert same.earlier_keys() == {}
 
 
+def test_adafedadam_is_run_again_unless_losses_are_divided_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = experiment("adafedadam")
+    old = plain_key(now, monkeypatch)
+    assert now.key() != old
+    words = "losses are divided by those at the first participation"
+    assert now.earlier_keys() == {words: old}
+    assert experiment("adafedadam,reference=first").key() == old
+    for same in (experiment("adafedadam,alpha=0"), experiment("adafedadam,reference=none")):
+        assert same.earlier_keys() == {}
+
+
 def test_a_new_revision_is_run_again_and_the_older_record_stays_labelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

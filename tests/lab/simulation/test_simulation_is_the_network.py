@@ -60,7 +60,7 @@ class Made(NamedTuple):
     model: Model  # the model of real processes
 
 
-@pytest.fixture(scope="module", params=["fedlf", "fedmdfg"])
+@pytest.fixture(scope="module", params=["fedlf", "fedmdfg", "adafedadam"])
 def over_the_network(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Made:

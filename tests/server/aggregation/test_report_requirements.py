@@ -81,3 +81,15 @@ def test_losses_that_the_rule_is_not_defined_for_are_refused_with_a_remedy() -> 
 def test_values_that_the_server_knows_are_not_required_of_clients() -> None:
     assert requirements("fedfa").fields == ("accuracy",)
     assert requirements("adafedadam").fields == ("gradient_norm", "learning_rate")
+
+
+def test_a_missing_loss_on_the_initial_model_is_named_if_it_is_not_known_yet() -> None:
+    of = requirements("adafedadam")
+    of.check(GOOD)
+    with pytest.raises(BadReport, match=r"initial_loss is missing.*rule adafedadam needs it"):
+        of.check(GOOD, wants_initial_loss=True)
+    of.check(GOOD.model_copy(update={"initial_loss": 2.0}), wants_initial_loss=True)
+    with pytest.raises(BadReport, match="initial_loss is -1, and rule adafedadam is defined for"):
+        of.check(GOOD.model_copy(update={"initial_loss": -1.0}), wants_initial_loss=True)
+    with pytest.raises(BadReport, match=r"initial_loss is .*expected a value from"):
+        of.check(GOOD.model_copy(update={"initial_loss": 1e31}))

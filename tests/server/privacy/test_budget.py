@@ -108,6 +108,21 @@ def test_noised_reports_are_spent_too(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_noised_loss_on_the_initial_model_is_spent_and_expected(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    privacy = PrivacySettings(**CLIENT, reports="noised", report_noise=2.0)
+    rule = recipe("adafedadam")
+    budget = PrivacyBudget(store, privacy, rule)
+    late = REPORT.model_copy(update={"gradient_norm": 1.0, "initial_loss": 2.0})
+    announce(budget, "ann", 3, b"1", NOISED, late)
+    cost = update_cost(2.0) + report_cost(2.0, 3)
+    assert budget.spent.direct == pytest.approx(cost)
+    # Before a round, as much as any client may release in it counts.
+    assert privacy.released_cost(rule) + privacy.initial_loss_cost(rule) == pytest.approx(cost)
+    assert privacy.initial_loss_cost(recipe("adafedadam", reference="first")) == 0.0
+    store.close()
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.floats(2.0, 50.0))
 def test_the_federation_ends_before_it_could_exceed_max_epsilon(

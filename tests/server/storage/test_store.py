@@ -21,7 +21,12 @@ from fairfleet.server.app import explain_disk_errors
 from fairfleet.server.rounds.selection import Candidate
 from fairfleet.server.rounds.state_machine import Round, UpdateStored
 from fairfleet.server.rules import PastRow
-from fairfleet.server.storage.client_queries import first_losses, past_candidates, update_counts
+from fairfleet.server.storage.client_queries import (
+    first_losses,
+    initial_losses,
+    past_candidates,
+    update_counts,
+)
 from fairfleet.server.storage.evaluation_queries import (
     evaluation_write,
     evaluations_of,
@@ -367,6 +372,29 @@ def test_recorded_events_survive_a_restart(tmp_path: Path, database: str | None)
         assert first_losses(store) == {"ann": 0.5}
         assert store.revoked() == {"bob": "why not"}
         assert past_candidates(store) == {"ann": Candidate("ann", last_round=0, loss=0.5)}
+    finally:
+        store.close()
+
+
+def test_losses_on_the_initial_model_are_of_round_0_or_measured_later(
+    tmp_path: Path, database: str | None
+) -> None:
+    store = Store(tmp_path / "state", database)
+    store.create("test", Model.of({"w": np.zeros(8, np.float32)}), bytes(32))
+    measured = {
+        ("ann", 0): {},  # the loss of the received model, 0.5
+        ("ann", 3): {"initial_loss": 9.0},
+        ("bob", 2): {"initial_loss": 3.0},
+        ("bob", 4): {"initial_loss": 7.0},
+        ("cat", 5): {},
+        ("dan", 0): {"loss_measurement": "batches"},
+    }
+    for (client, number), fields in measured.items():
+        sent = update(client, number)
+        report = sent.report.model_copy(update=fields)
+        store.write(store.update_write(replace(sent, report=report)))
+    try:
+        assert initial_losses(store) == {"ann": 0.5, "bob": 3.0}
     finally:
         store.close()
 

@@ -20,6 +20,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from fairfleet.common.features import FEATURES
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from tests.support.device import Device
 from tests.support.fleet import Fleet
@@ -87,7 +88,7 @@ class HostileFederation:
     def _joined(self, name: str) -> Device:
         channel = grpc.insecure_channel(self.fleet.address, [("grpc.use_local_subchannel_pool", 1)])
         device = Device(self.fleet.address, name, channel)
-        device.join(codecs=CODECS, verifies=True, predicts=True, test_samples=10)
+        device.join(codecs=CODECS, features=FEATURES, verifies=True, predicts=True, test_samples=10)
         return device
 
     def play(self, update: HostileUpdate, restart: bool = False) -> None:

@@ -34,6 +34,7 @@ def updates_of(number: int, many: int = 3) -> dict[str, tuple[StoredUpdate, Mode
             steps=5,
             learning_rate=0.1,
             gradient_norm=float(draw.uniform(1, 9)),
+            initial_loss=2.5,
             accuracy=float(draw.uniform(0.1, 0.9)),
         )
         updates[str(client)] = (

@@ -20,6 +20,11 @@ class InitialLosses:
     def __init__(self, rule: Rule, initial: Model) -> None:
         self._model = copy_model(initial) if rule.needs().initial_loss else None
 
+    @property
+    def are_needed(self) -> bool:
+        """Whether the rule needs them."""
+        return self._model is not None
+
     def measure(
         self,
         trainer: Trainer,

@@ -90,8 +90,7 @@ class Simulation:
         federation = self.federation
         self.done = 0  # finished rounds
         self.state = ServerState()
-        initial_loss = federation.recipe.rule.needs().initial_loss
-        self.participation = ParticipationBook(initial=initial_loss)
+        self.participation = ParticipationBook(initial=self._initial_losses.are_needed)
         self.coder = UpdateCoder(federation.codec, federation.error_feedback, federation.prediction)
         # By client: the round of its last report, and the loss in it.
         self.last_reports: dict[str, tuple[int, float]] = {}
@@ -201,9 +200,8 @@ class Simulation:
         if self._privacy:
             measures = self._privacy.report(measures, self._number[client], number)
             samples = 1 if self._privacy.hides_samples else samples
-        loss, initial = measures.loss, measures.initial_loss
-        if number == 0:
-            initial = loss  # also if the rule gets the loss after training
+        loss = measures.loss
+        initial = measures.initial_loss if number else loss
         if self._request.loss_after and measures.loss_after is not None:
             loss = measures.loss_after
 

@@ -68,19 +68,22 @@ class ReportRequirements:
 
         `wants_initial_loss` says whether the loss on the initial model is not known yet.
         """
-        problem = self.problem(report)
-        if not problem and wants_initial_loss and report.initial_loss is None:
-            problem = (
+        if problem := self.problem(report, wants_initial_loss=wants_initial_loss):
+            raise BadReport(f"the training report is not usable: {problem}")
+
+    def problem(self, report: TrainReport, *, wants_initial_loss: bool = False) -> str | None:
+        """Return what is wrong with the report, or None; see `check`."""
+        if problem := (
+            self._missing(report) or self._out_of_range(report) or self._wrong_loss(report)
+        ):
+            return problem
+        if wants_initial_loss and report.initial_loss is None:
+            return (
                 f"initial_loss is missing, and rule {self.rule} needs it of a client that did not "
                 "train the initial model. Request a new task, which asks for it "
                 "(TrainTask.initial_model)."
             )
-        if problem:
-            raise BadReport(f"the training report is not usable: {problem}")
-
-    def problem(self, report: TrainReport) -> str | None:
-        """Return what is wrong with the report, or None."""
-        return self._missing(report) or self._out_of_range(report) or self._wrong_loss(report)
+        return None
 
     def _missing(self, report: TrainReport) -> str | None:
         for name in self.fields:

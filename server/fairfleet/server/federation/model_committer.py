@@ -283,7 +283,9 @@ class ModelCommitter:
         under another rule.
         """
         problems = {
-            client: self._requirements.problem(update.report)
+            client: self._requirements.problem(
+                update.report, wants_initial_loss=self.lacks_initial_loss(client, update.round)
+            )
             for client, (update, _) in updates.items()
         }
         return {client: problem for client, problem in problems.items() if problem}
@@ -371,10 +373,9 @@ class ModelCommitter:
 
     def adopt(self, staged: StagedModel, updates: Updates) -> None:
         """Make a staged model the newest one: it was committed."""
-        losses = {client: update.report.loss_before for client, (update, _) in updates.items()}
-        self._participation.committed(
-            {client: self._report(update) for client, (update, _) in updates.items()}
-        )
+        reports = {client: self._report(update) for client, (update, _) in updates.items()}
+        losses = {client: report.loss for client, report in reports.items()}
+        self._participation.committed(reports)
         self._losses.committed(losses)
         self._spare, self.model, self.publication = self.model, staged.model, staged.publication
         self._state = staged.state
