@@ -103,6 +103,12 @@ def test_a_client_that_cannot_verify_fails_verify_only(run: Run) -> None:
     assert outcome["levels"]["compressed"]["passed"]
 
 
+@pytest.mark.slow
+def test_a_client_that_measures_the_loss_of_another_model_fails_verify(run: Run) -> None:
+    outcome = run(levels=("verify",), task="mismeasuring")
+    assert outcome.failed() == ["The loss on the model of `initial_model` is reported"]
+
+
 def test_an_unknown_level_is_refused_before_anything_listens() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fairfleet.common.cli", "conformance", "--level", "bsic"],

@@ -67,6 +67,15 @@ class MiscountingTask(ConstantsTask):
         return Trained(trained.arrays, report)
 
 
+class MismeasuringTask(ConstantsTask):
+    """Its loss before the training is not that which its method returns for the same model."""
+
+    def train(self, model: Arrays, job: Job) -> Trained:
+        trained = super().train(model, job)
+        loss = trained.report.loss_before + 1.0
+        return Trained(trained.arrays, trained.report.model_copy(update={"loss_before": loss}))
+
+
 class UnmeasuringTask:
     """It has no `training_loss`, so it cannot verify steps."""
 
@@ -88,6 +97,10 @@ class UnmeasuringTask:
 
 def miscounting() -> ConstantsTask:
     return MiscountingTask(20, 0)
+
+
+def mismeasuring() -> ConstantsTask:
+    return MismeasuringTask(20, 0)
 
 
 def unmeasuring() -> UnmeasuringTask:

@@ -74,7 +74,7 @@ LEVELS = (
     ),
     Level(
         "verify",
-        (optional.measures_steps,),
+        (optional.measures_steps, optional.measures_the_initial_loss),
         {"verification": {"halvings": 2}},
         pb.JoinResponse(brings_models=True),
         optional.offers_verification,

@@ -12,8 +12,10 @@ import math
 import numpy as np
 
 from fairfleet.common.chunk_stream import split
+from fairfleet.common.features import INITIAL_LOSS
 from fairfleet.common.tensors import Vector
 from fairfleet.proto.v1 import fleet_pb2 as pb
+from fairfleet.server.conformance.basic_checks import NotApplicable
 from fairfleet.server.conformance.bench import Bench
 from fairfleet.server.conformance.observed_calls import CallLog, CheckFailed, ObservedCall
 
@@ -174,6 +176,34 @@ async def measures_steps(bench: Bench) -> None:
         raise CheckFailed(f"the step could not be tried: {report.request.failure}")
     if len(report.request.losses) != expected:
         raise CheckFailed(f"found {len(report.request.losses)} losses; expected {expected}")
+
+
+async def measures_the_initial_loss(bench: Bench) -> None:
+    """The loss on the model of `initial_model` is reported."""
+    if INITIAL_LOSS not in bench.joined.features:
+        raise NotApplicable(f"JoinRequest.features has no {INITIAL_LOSS}")
+    round_number = bench.next_round
+    bench.faults.change_task(round_number, _measured)
+    receipt, _ = await bench.update_of(round_number)
+    report = receipt.request.report
+    if not report.HasField("initial_loss"):
+        raise CheckFailed("report.initial_loss is missing; the task has initial_model")
+    if not math.isclose(report.initial_loss, report.loss_before, rel_tol=1e-3, abs_tol=1e-6):
+        raise CheckFailed(
+            f"report.initial_loss is {report.initial_loss:.6g} and loss_before "
+            f"{report.loss_before:.6g}; expected the same loss, because initial_model was the "
+            "model to train"
+        )
+
+
+def _measured(response: pb.NextTaskResponse) -> None:
+    """Ask for the loss on the very model that is trained: both losses are then the same."""
+    if response.HasField("train"):
+        model = response.train.model
+        response.train.initial_model.version = model.version
+        response.train.initial_model.digest = model.digest
+        response.train.initial_model.size_bytes = model.size_bytes
+        response.train.report_fields.append("initial_loss")
 
 
 # ---- private -----------------------------------------------------------------------------------
