@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
 
 def joined(fleet: Fleet, name: str, **fields: Any) -> Device:
     device = Device(fleet.address, name)
-    device.join(**{"features": FEATURES} | fields)
+    device.join(**{"features": FEATURES, "train_samples": 10} | fields)
     return device
 
 

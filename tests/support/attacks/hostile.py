@@ -88,7 +88,8 @@ class HostileFederation:
     def _joined(self, name: str) -> Device:
         channel = grpc.insecure_channel(self.fleet.address, [("grpc.use_local_subchannel_pool", 1)])
         device = Device(self.fleet.address, name, channel)
-        device.join(codecs=CODECS, features=FEATURES, verifies=True, predicts=True, test_samples=10)
+        samples = {"train_samples": 10, "test_samples": 10}
+        device.join(codecs=CODECS, features=FEATURES, verifies=True, predicts=True, **samples)
         return device
 
     def play(self, update: HostileUpdate, restart: bool = False) -> None:
