@@ -115,7 +115,8 @@ def test_the_sequential_simulation_gives_a_bit_identical_model(
     over_the_network: Made,
 ) -> None:
     networks_model = over_the_network.model
-    assert np.abs(networks_model.parameters - over_the_network.initial.parameters).max() > 0.1
+    moved = np.abs(networks_model.parameters - over_the_network.initial.parameters).max()
+    assert moved > (0.01 if over_the_network.rule == "adafedadam" else 0.1)  # Adam's rate is small
     np.testing.assert_array_equal(
         simulated(over_the_network, "sequential").parameters, networks_model.parameters
     )
