@@ -149,8 +149,8 @@ class Refreshing(Protocol):
 class Measuring(Protocol):
     """An optional method of a task. It lets the server verify a step before it is taken.
 
-    Rule `adafedadam` also needs it, for the loss on the initial model. Clients whose task lacks the
-    method are not selected for verification, nor for training by a rule that needs such a loss.
+    Rule `adafedadam` also uses it, for the loss on the initial model. Clients whose task lacks the
+    method are not selected for verification.
     """
 
     def training_loss(self, model: Arrays) -> float:

@@ -35,12 +35,11 @@ def test_a_late_client_is_divided_by_its_loss_on_the_initial_model() -> None:
     assert again["bob"].participations == 2
 
 
-def test_without_the_loss_on_the_initial_model_there_is_no_first_loss() -> None:
-    """The loss of the received model never takes its place."""
+def test_a_client_that_cannot_measure_the_initial_model_has_the_loss_of_its_first_round() -> None:
     book = ParticipationBook(initial=True)
-    assert commit(book, 7, bob=trained(0.5))["bob"].first_loss is None
-    assert book.lacks_initial_loss("bob", 8)
-    assert book.participations == {"bob": 1}
+    assert commit(book, 7, bob=trained(0.5))["bob"].first_loss == 0.5
+    assert not book.lacks_initial_loss("bob", 8)
+    assert commit(book, 8, bob=trained(0.4))["bob"].first_loss == 0.5
 
 
 def test_first_losses_can_be_those_at_the_first_participation() -> None:

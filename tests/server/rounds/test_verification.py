@@ -242,12 +242,6 @@ def test_only_clients_with_the_required_features_are_selected(proposing: Proposi
     ) == {"new"}
 
 
-def test_a_rule_that_needs_losses_on_the_initial_model_requires_it_to_train_only() -> None:
-    requirements = required_features(Plan(), initial_loss=True)
-    assert requirements.train == {"initial-loss"}
-    assert requirements.verify == requirements.evaluate == frozenset()
-
-
 def test_a_lengthened_line_search_without_answers_falls_back_to_the_usual_step() -> None:
     lengthened = StepTrials(6, doublings=3, search=lambda *given, rate: LineSearchResult(0, True))
     policy = VerificationPolicy(fallback="commit")

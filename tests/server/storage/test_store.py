@@ -394,7 +394,7 @@ def test_losses_on_the_initial_model_are_of_round_0_or_measured_later(
         report = sent.report.model_copy(update=fields)
         store.write(store.update_write(replace(sent, report=report)))
     try:
-        assert initial_losses(store) == {"ann": 0.5, "bob": 3.0}
+        assert initial_losses(store) == {"ann": 0.5, "bob": 3.0, "cat": 0.5}
     finally:
         store.close()
 

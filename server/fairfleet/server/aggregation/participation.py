@@ -12,8 +12,8 @@ class ParticipationBook:
     """First losses and participation counts by client, over all committed rounds.
 
     With `initial`, a first loss is that on the initial model. It is taken from the client's first
-    round if that trains the initial model, else the client measures it once. Without `initial`, it
-    is the loss that the client reported in its first round.
+    round if that trains the initial model, else the client measures it once. Without `initial`, and
+    of a client that cannot measure it, it is the loss that the client reported in its first round.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class ParticipationBook:
         self.initial = initial
 
     def lacks_initial_loss(self, client: str, round_number: int) -> bool:
-        """Return whether a client has to measure its loss on the initial model in this round."""
+        """Return whether a client should measure its loss on the initial model in this round."""
         return self.initial and round_number > 0 and client not in self.first_losses
 
     def report(
@@ -46,11 +46,9 @@ class ParticipationBook:
     ) -> Report:
         """Return a client's report as rules see it; its participations include this round.
 
-        `initial_loss` is that on the initial model, if the client measured it in this round. By
-        default, round 0 has it as `loss`.
+        `initial_loss` is that on the initial model, if the client measured it in this round.
         """
-        measured = loss if initial_loss is None and round_number == 0 else initial_loss
-        first = measured if self.initial else loss
+        first = initial_loss if self.initial and initial_loss is not None else loss
         return Report(
             samples=samples,
             loss=loss,

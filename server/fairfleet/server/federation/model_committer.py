@@ -186,7 +186,7 @@ class ModelCommitter:
         return client in self._participation.participations
 
     def lacks_initial_loss(self, client: str, round_number: int) -> bool:
-        """Return whether a client has to measure its loss on the initial model in this round."""
+        """Return whether a client should measure its loss on the initial model in this round."""
         return self._participation.lacks_initial_loss(client, round_number)
 
     # ---- the round under way -------------------------------------------------------------------
@@ -283,9 +283,7 @@ class ModelCommitter:
         under another rule.
         """
         problems = {
-            client: self._requirements.problem(
-                update.report, wants_initial_loss=self.lacks_initial_loss(client, update.round)
-            )
+            client: self._requirements.problem(update.report)
             for client, (update, _) in updates.items()
         }
         return {client: problem for client, problem in problems.items() if problem}

@@ -86,7 +86,6 @@ class RoundRunner:
             plan_for_rule(settings.plan, recipe),
             always=settings.round.required_features,
             measure=MeasureChoice.of(settings.measure).name,
-            initial_loss=recipe.rule.needs().initial_loss,
         )
         self.privacy_budget = (
             PrivacyBudget(store, settings.privacy, recipe) if settings.privacy else None

@@ -54,7 +54,7 @@ class TaskMessages:
             member.client, round_number, member.codecs, self._uplinks.of(member.client)
         )
         fields = coordinator.report_requirements.fields
-        initial = self._initial_model(member.client, round_number)
+        initial = self._initial_model(member, round_number)
         if initial is not None:
             fields = (*fields, "initial_loss")
         return pb.TrainTask(
@@ -77,11 +77,13 @@ class TaskMessages:
             initial_model=initial,
         )
 
-    def _initial_model(self, client: str, round_number: int) -> pb.ModelRef | None:
-        """Return version 0 if the client has to measure its loss on it, once; else None."""
-        coordinator, initial = self._coordinator, self._coordinator.state.initial_model
-        lacks_loss = coordinator.runner.committer.lacks_initial_loss
-        if initial is None or not lacks_loss(client, round_number):
+    def _initial_model(self, member: ClientDescription, round_number: int) -> pb.ModelRef | None:
+        """Return version 0 if the client should measure its loss on it, once; else None."""
+        initial = self._coordinator.state.initial_model
+        committer = self._coordinator.runner.committer
+        if initial is None or not member.measures_initial_loss:
+            return None
+        if not committer.lacks_initial_loss(member.client, round_number):
             return None
         return pb.ModelRef(version=0, digest=initial.digest, size_bytes=initial.size_bytes)
 

@@ -54,7 +54,8 @@ class UpdateUploads:
         with self._counting_refusals(member.client, WrongState):
             announced = announced_update(member.client, request, is_private=self._is_private)
             lacks = coordinator.runner.committer.lacks_initial_loss(member.client, request.round)
-            coordinator.report_requirements.check(announced.report, wants_initial_loss=lacks)
+            wanted = lacks and member.measures_initial_loss
+            coordinator.report_requirements.check(announced.report, wants_initial_loss=wanted)
             codecs = coordinator.codecs.accepted(member.client, request.round, member.codecs)
             opened = await self._receiver.open(announced, request.model_digest, codecs)
         traffic = coordinator.state.traffic

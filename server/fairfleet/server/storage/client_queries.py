@@ -34,42 +34,38 @@ class ClientSoftware(NamedTuple):
 
 
 def first_losses(store: ReadableStore) -> dict[str, float]:
-    """Return, by client, the loss of the received model at its first update.
+    """Return, by client, the loss of the received model at its first update."""
+    return {client: report.loss_before for client, (_, report) in _first_reports(store).items()}
+
+
+def initial_losses(store: ReadableStore) -> dict[str, float]:
+    """Return, by client, its loss on version 0, as its first update reported it.
+
+    In round 0, and for clients that did not measure it, that is the loss of the received model.
+    """
+    return {
+        client: report.loss_before
+        if number == 0 or report.initial_loss is None
+        else report.initial_loss
+        for client, (number, report) in _first_reports(store).items()
+    }
+
+
+def _first_reports(store: ReadableStore) -> dict[str, tuple[int, TrainReport]]:
+    """Return, by client, the round and the report of its first update that counted.
 
     Means of batch losses are left out: rules that divide by the first loss mean an exact one.
     """
     first = sa.select(updates.c.client, sa.func.min(updates.c.round).label("round"))
     is_exact = updates.c.report.not_like('%"loss_measurement":"batches"%')
     earliest = first.where(_COUNTS, is_exact).group_by(updates.c.client).subquery()
-    query = sa.select(updates.c.client, updates.c.report).join(
+    query = sa.select(updates.c.client, updates.c.round, updates.c.report).join(
         earliest, (updates.c.client == earliest.c.client) & (updates.c.round == earliest.c.round)
     )
     return {
-        client: TrainReport.model_validate_json(text).loss_before
-        for client, text in store.rows(query)
+        client: (number, TrainReport.model_validate_json(text))
+        for client, number, text in store.rows(query)
     }
-
-
-def initial_losses(store: ReadableStore) -> dict[str, float]:
-    """Return, by client, its loss on version 0, as it first reported it.
-
-    In round 0 that is the loss of the received model, unless it is a mean of batch losses.
-    """
-    is_measured = sa.and_(
-        updates.c.report.like('%"initial_loss":%'),
-        updates.c.report.not_like('%"initial_loss":null%'),
-    )
-    query = sa.select(updates.c.client, updates.c.round, updates.c.report)
-    query = query.where(_COUNTS, sa.or_(updates.c.round == 0, is_measured))
-    losses: dict[str, float] = {}
-    for client, number, text in store.rows(query.order_by(updates.c.round)):
-        report = TrainReport.model_validate_json(text)
-        loss = report.initial_loss
-        if number == 0 and report.loss_measurement != "batches":
-            loss = report.loss_before
-        if loss is not None:
-            losses.setdefault(client, loss)
-    return losses
 
 
 def recent_losses(store: ReadableStore, before: int, count: int) -> dict[str, list[float]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fairfleet.common.features import INITIAL_LOSS, MEASURES, plan_features
+from fairfleet.common.features import MEASURES, plan_features
 from fairfleet.common.reports import BUILT_IN
 from fairfleet.common.training_plan import Plan
 from fairfleet.server.federation.clients.assignments import Kind
@@ -52,12 +52,9 @@ class FeatureRequirements(NamedTuple):
         if not (missing := self.missing(member)):
             return NO_DATA if member.waits_for_data else ""
         kinds = [kind for kind in KINDS if not self._has_features(member, kind)]
-        remedy = "install a newer fairfleet there"
-        if INITIAL_LOSS in missing:  # which depends on the task as well
-            remedy += ", and give its task the method training_loss"
         return (
             f"its software ({member.software or 'unknown'}) lacks {', '.join(missing)}, required "
-            f"to {' and '.join(kinds)}; {remedy}"
+            f"to {' and '.join(kinds)}; install a newer fairfleet there"
         )
 
 
@@ -69,12 +66,10 @@ def required_features(
     *,
     always: Iterable[str] = (),
     measure: str = AUTO_MEASURE,
-    initial_loss: bool = False,
 ) -> FeatureRequirements:
     """Return what the settings require of clients; `always` is required for every task.
 
-    A `measure` of the tasks' own can only be reported by clients that name measures. With
-    `initial_loss`, the rule needs each client's loss on the initial model.
+    A `measure` of the tasks' own can only be reported by clients that name measures.
 
     >>> required_features(Plan(epochs=2), always=["counts"]).evaluate
     frozenset({'counts'})
@@ -83,6 +78,4 @@ def required_features(
     named = frozenset() if measure in (AUTO_MEASURE, *BUILT_IN) else frozenset({MEASURES})
     plan_fields = plan.for_round(0).model_dump(exclude_defaults=True)  # as clients receive it
     train = common | plan_features(plan_fields)
-    if initial_loss:
-        train |= {INITIAL_LOSS}
     return FeatureRequirements(train=train, verify=common, evaluate=common | named)

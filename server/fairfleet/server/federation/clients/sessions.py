@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fairfleet.common.errors import ContestedIdentity, LimitReached, SessionUnknown, Superseded
-from fairfleet.common.features import COUNTS
+from fairfleet.common.features import COUNTS, INITIAL_LOSS
 
 # By other processes, within the window: enough for reboots, too few for two rival processes.
 TAKEOVERS_ALLOWED = 3
@@ -44,6 +44,11 @@ class ClientDescription:
         A client without the feature `counts` cannot say so, and is believed to have some.
         """
         return COUNTS in self.features and not self.train_samples
+
+    @property
+    def measures_initial_loss(self) -> bool:
+        """Whether it can be asked for its loss on the initial model."""
+        return INITIAL_LOSS in self.features
 
 
 class ClientInstance(NamedTuple):
