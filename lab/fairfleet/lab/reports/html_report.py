@@ -93,12 +93,15 @@ def _parameters(run: Run) -> str:
     return f" ({run.parameters:,} parameters)" if run.parameters else ""
 
 
+NEUTRAL = {"learning_rate_decay": 1.0}  # fields of a plan that then change nothing
+
+
 def _plan_texts(experiment: Experiment) -> list[str]:
     plan = experiment.plan.model_dump(mode="json")
     return [
         f"{name.replace('_', ' ')} {value}"
         for name, value in plan.items()
-        if value and not isinstance(value, dict)
+        if value and value != NEUTRAL.get(name) and not isinstance(value, dict)
     ]
 
 
