@@ -17,6 +17,7 @@ from fairfleet.lab.experiments.sweep import DEFAULT_NAME
 from fairfleet.lab.reports import chart_data
 from fairfleet.lab.reports.result_rows import failed_runs, measures_shown, result_rows
 
+NEUTRAL = {"learning_rate_decay": 1.0}  # fields of a plan that then change nothing
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1150px; margin: 2em auto; padding: 0 1em;
   color: #222; }
@@ -91,9 +92,6 @@ def _facts(runs: Sequence[Run], command: str) -> str:
 
 def _parameters(run: Run) -> str:
     return f" ({run.parameters:,} parameters)" if run.parameters else ""
-
-
-NEUTRAL = {"learning_rate_decay": 1.0}  # fields of a plan that then change nothing
 
 
 def _plan_texts(experiment: Experiment) -> list[str]:
