@@ -31,7 +31,7 @@ from fairfleet.server.aggregation.history import HistorySettings
 from fairfleet.server.privacy.settings import PrivacySettings, refusal
 from fairfleet.server.rounds.end_settings import EndSettings
 from fairfleet.server.rounds.limits import Limits
-from fairfleet.server.rounds.loss_measurement import LossSettings, uses_losses
+from fairfleet.server.rounds.loss_measurement import LossSettings, check_rule_loss, uses_losses
 from fairfleet.server.rounds.measure_choice import AUTO_MEASURE, MeasureChoice
 from fairfleet.server.rounds.round_settings import RoundSettings
 from fairfleet.server.rounds.state_machine import Policy
@@ -308,7 +308,7 @@ class ServerSettings(Settings):
     @model_validator(mode="after")
     def _known_rule(self) -> ServerSettings:
         try:
-            self.recipe()
+            check_rule_loss(self.losses, self.recipe(), self.verification, self.privacy)
         except RuleError as error:
             raise ValueError(str(error)) from None
         return self

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
+from fairfleet.common.tensors import Model
 from fairfleet.proto.v1 import fleet_pb2 as pb
 from tests.support.device import REPORT, Device
 from tests.support.fleet import Fleet
@@ -107,6 +109,65 @@ def test_a_loss_after_training_may_be_missing_although_it_is_wanted(fleet: Fleet
     device.send(device.open(encoded, report=report).upload, chunks)
     fleet.wait_for_version(1)
     assert fleet.records()[0]["contributions"][0]["report"]["loss_after"] is None
+
+
+def model_by(fleet: Fleet, losses: dict[str, dict[str, float]], rule_loss: str) -> Model:
+    """Run one round of AdaFed with these losses, and return the model that it makes."""
+    fleet.init(size=1)  # and three more parameters, the bias
+    fleet.start_server(
+        rounds=1,
+        round__minimum_clients=len(losses),
+        round__evaluate_every=0,
+        rule="{name: adafed}",
+        losses__rule=rule_loss,
+    )
+    updates = {"ann": [1.0, 0.0, 0.0, 0.0], "bob": [0.0, 2.0, 0.0, 0.0]}
+    devices = {name: Device(fleet.address, name) for name in losses}
+    for device in devices.values():
+        device.join()
+    for name, device in devices.items():
+        task = device.train_task()
+        if rule_loss == "after":
+            assert task.plan.loss_after == pb.LOSS_MEASUREMENT_EXACT
+            assert "loss_after" in task.report_fields
+        chunks, encoded = device.encode(updates[name])
+        report = pb.TrainReport(samples=10, steps=1, learning_rate=0.1, **losses[name])
+        device.send(device.open(encoded, report=report).upload, chunks)
+    fleet.wait_for_version(1)
+    return fleet.model(1)
+
+
+def test_a_rule_may_receive_the_loss_after_training_as_adafeds_algorithm_does(
+    tmp_path: Path,
+) -> None:
+    values = {"ann": (2.0, 0.1), "bob": (0.5, 3.0)}
+    as_sent = {name: {"loss_before": b, "loss_after": a} for name, (b, a) in values.items()}
+    exchanged = {name: {"loss_before": a, "loss_after": b} for name, (b, a) in values.items()}
+    models = list[Model]()
+    for rule_loss, losses in (("after", as_sent), ("before", exchanged), ("before", as_sent)):
+        folder = tmp_path / str(len(models))
+        folder.mkdir()
+        fleet = Fleet(folder)
+        try:
+            models.append(model_by(fleet, losses, rule_loss))
+        finally:
+            fleet.end()
+    after, expected, before = (model.parameters for model in models)
+    np.testing.assert_array_equal(after, expected)
+    assert np.abs(after - before).max() > 1e-3
+
+
+def test_a_missing_loss_after_training_is_refused_if_the_rule_receives_it(fleet: Fleet) -> None:
+    """Read as 0 it would be the best of all losses."""
+    fleet.init()
+    fleet.start_server(round__minimum_clients=1, rule="{name: adafed}", losses__rule="after")
+    device = Device(fleet.address, "ann")
+    device.join()
+    device.train_task()
+    _, encoded = device.encode()
+    report = pb.TrainReport(samples=10, loss_before=1.0, steps=1, learning_rate=0.1)
+    with refused(grpc.StatusCode.INVALID_ARGUMENT, "loss_after is missing"):
+        device.open(encoded, report=report)
 
 
 def test_losses_that_were_not_measured_exactly_are_not_compared(fleet: Fleet) -> None:

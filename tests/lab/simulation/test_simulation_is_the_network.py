@@ -23,6 +23,7 @@ from fairfleet.lab.demo.local_federation import LocalFederation, run_federation
 from fairfleet.lab.simulation.behaviour import Behaviour, FleetBehaviour
 from fairfleet.lab.simulation.federation import Engine, Federation
 from fairfleet.lab.simulation.simulation import Simulation
+from fairfleet.server.aggregation.rule_loss import LossOfRule
 from fairfleet.server.rules import recipe
 from tests.support.device import Device
 from tests.support.fleet import Fleet
@@ -56,11 +57,22 @@ pytestmark = pytest.mark.slow
 
 class Made(NamedTuple):
     rule: str
+    loss: LossOfRule
     initial: Model
     model: Model  # the model of real processes
 
 
-@pytest.fixture(scope="module", params=["fedlf", "fedmdfg", "adafedadam"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("fedlf", "before"),
+        ("fedmdfg", "before"),
+        ("adafedadam", "before"),
+        ("adafedadam", "after"),
+        ("adafed", "after"),
+    ],
+    ids="-".join,
+)
 def over_the_network(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Made:
@@ -71,10 +83,16 @@ def over_the_network(
     # The seed is fixed: where a rule branches, the smallest difference changes the result.
     torch.manual_seed(SEED)
     load_task(task, clients[NAMES[0]]).initial_model().save(initial)
-    settings = {**SETTINGS, "rule.name": request.param, "round.evaluate_every": str(ROUNDS)}
+    rule, loss = request.param
+    settings = {
+        **SETTINGS,
+        "rule.name": rule,
+        "losses.rule": loss,
+        "round.evaluate_every": str(ROUNDS),
+    }
     federation = LocalFederation(
         "both",
-        request.param,
+        rule,
         folder,
         initial,
         folder / "out.safetensors",
@@ -84,7 +102,8 @@ def over_the_network(
         settings,
     )
     run_federation(federation, display.nothing())
-    return Made(request.param, Model.load(initial)[0], Model.load(folder / "out.safetensors")[0])
+    trained, _ = Model.load(folder / "out.safetensors")
+    return Made(rule, loss, Model.load(initial)[0], trained)
 
 
 def simulated(over: Made, engine: Engine, codec: str = "int8") -> Model:
@@ -102,6 +121,7 @@ def simulated(over: Made, engine: Engine, codec: str = "int8") -> Model:
         seed=SEED,
         initial=over.initial,
         codec=codec,
+        loss=over.loss,
         engine=engine,
         workers=1,
     )

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from fairfleet.common.reports import TrainReport
 from fairfleet.server.aggregation.participation import ParticipationBook
+from fairfleet.server.aggregation.rule_loss import LossOfRule
 from fairfleet.server.rules import Report
 
 
-def trained(loss: float, initial_loss: float | None = None) -> TrainReport:
+def trained(
+    loss: float, initial_loss: float | None = None, after: float | None = None
+) -> TrainReport:
     return TrainReport(
-        samples=5, loss_before=loss, initial_loss=initial_loss, steps=1, learning_rate=0.1
+        samples=5,
+        loss_before=loss,
+        loss_after=after,
+        initial_loss=initial_loss,
+        steps=1,
+        learning_rate=0.1,
     )
 
 
-def commit(book: ParticipationBook, number: int, **reports: TrainReport) -> dict[str, Report]:
+def commit(
+    book: ParticipationBook, number: int, rule_loss: LossOfRule = "before", **reports: TrainReport
+) -> dict[str, Report]:
     """Let clients take part in a round, and return what the rule saw."""
-    seen = {client: book.report_of(client, number, report) for client, report in reports.items()}
+    seen = {
+        client: book.report_of(client, number, report, rule_loss)
+        for client, report in reports.items()
+    }
     book.committed(seen)
     return seen
 
@@ -47,3 +60,13 @@ def test_first_losses_can_be_those_at_the_first_participation() -> None:
     assert commit(book, 7, bob=trained(0.5, 3.0))["bob"].first_loss == 0.5
     assert commit(book, 8, bob=trained(0.4))["bob"].first_loss == 0.5
     assert not book.lacks_initial_loss("cat", 9)
+
+
+def test_a_loss_after_training_is_never_a_first_loss() -> None:
+    """It would be that of another model than the initial or the received one."""
+    for initial, of_late_client in ((True, 3.0), (False, 0.5)):
+        book = ParticipationBook(initial=initial)
+        begun = commit(book, 0, "after", ann=trained(2.0, after=1.5))["ann"]
+        assert (begun.loss, begun.first_loss) == (1.5, 2.0)
+        late = commit(book, 7, "after", bob=trained(0.5, 3.0, after=0.25))["bob"]
+        assert (late.loss, late.first_loss) == (0.25, of_late_client)

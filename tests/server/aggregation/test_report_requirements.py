@@ -7,7 +7,7 @@ import pytest
 from fairfleet.common.errors import BadReport
 from fairfleet.common.reports import TrainReport
 from fairfleet.server.aggregation.report_requirements import ReportRequirements
-from fairfleet.server.rules import Needs, listings, recipe
+from fairfleet.server.rules import Needs, Recipe, listings, recipe
 
 GOOD = TrainReport(
     samples=10,
@@ -76,6 +76,33 @@ def test_losses_that_the_rule_is_not_defined_for_are_refused_with_a_remedy() -> 
         ReportRequirements.of("mine", Needs(losses="positive")).check(
             GOOD.model_copy(update={"loss_before": 0.0})
         )
+
+
+def test_a_rule_that_receives_losses_after_training_needs_usable_ones() -> None:
+    after = ReportRequirements.of_recipe(recipe("adafed"), "exact", "after")
+    assert "loss_after" in after.fields
+    after.check(GOOD.model_copy(update={"loss_before": -1.0}))
+    with pytest.raises(BadReport, match=r"loss_after is missing.*losses\.rule: before"):
+        after.check(GOOD.model_copy(update={"loss_after": None}))
+    with pytest.raises(BadReport, match=r"loss_after is -0.5, and rule adafed"):
+        after.check(GOOD.model_copy(update={"loss_after": -0.5}))
+
+
+def test_first_losses_must_be_usable_although_the_rule_receives_losses_after_training() -> None:
+    after = ReportRequirements.of_recipe(recipe("adafedadam"), "exact", "after")
+    after.check(GOOD)
+    for name in ("loss_before", "loss_after", "initial_loss"):
+        with pytest.raises(BadReport, match=rf"{name} is -0.5, and rule adafedadam"):
+            after.check(GOOD.model_copy(update={name: -0.5}))
+
+
+def test_a_divisor_among_the_losses_is_the_one_that_the_rule_receives() -> None:
+    needs = Needs(positive=("loss",))
+    dividing = type("Dividing", (type(recipe("fedavg").rule),), {"needs": lambda self: needs})
+    after = ReportRequirements.of_recipe(Recipe("mine", dividing()), "batches", "after")
+    after.check(GOOD.model_copy(update={"loss_before": 0.0}))
+    with pytest.raises(BadReport, match="loss_after is 0; expected a value from"):
+        after.check(GOOD.model_copy(update={"loss_after": 0.0}))
 
 
 def test_values_that_the_server_knows_are_not_required_of_clients() -> None:

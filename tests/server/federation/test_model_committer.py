@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from fairfleet.common.tensors import Model
 from fairfleet.server.aggregation.admission import OFF, AdmissionSettings
 from fairfleet.server.aggregation.diagnostics import DiagnosticsSetting
+from fairfleet.server.aggregation.rule_loss import LossOfRule
 from fairfleet.server.federation.model_committer import CommitterOptions, ModelCommitter
 from fairfleet.server.federation.staged_model import StagedModel, StepProposal
 from fairfleet.server.rounds.state_machine import ModelStored, Phase, Round
@@ -42,17 +44,21 @@ class Shop:
         rule: str,
         admission: AdmissionSettings = OFF,
         diagnostics: DiagnosticsSetting = "auto",
+        rule_loss: LossOfRule = "before",
+        **parameters: Any,
     ) -> None:
-        self.admission, self.diagnostics = admission, diagnostics
-        self.recipe = recipe(rule, **PARAMETERS.get(rule, {}))
+        self.admission, self.diagnostics, self.rule_loss = admission, diagnostics, rule_loss
+        self.recipe = recipe(rule, **PARAMETERS.get(rule, {}), **parameters)
         self.store = Store(folder)
         model = initial()
         self.store.create("test", model, PublishedModel.of(0, model).digest)
         self.workers = ThreadPoolExecutor(2)
         self.committer = self._opened()
 
-    def run_round(self, number: int) -> StagedModel:
-        updates = updates_of(number)
+    def run_round(
+        self, number: int, updates: dict[str, tuple[StoredUpdate, Model]] | None = None
+    ) -> StagedModel:
+        updates = updates or updates_of(number)
         for client in sorted(updates, reverse=number % 2 == 0):  # Updates arrive in any order.
             self.committer.add(client, updates[client][1], updates)
             self.committer.multiply()
@@ -66,7 +72,11 @@ class Shop:
         writes = [self.store.update_write(update) for update, _ in updates.values()]
         committed.written.result()
         writes.append(self.store.commit_writes(committed.stored, lambda: committed.record, keep=2))
-        writes.append(self.store.history_write(committed.remembered, committed.forgotten))
+        writes.append(
+            self.store.history_write(
+                committed.remembered, committed.forgotten, self.committer.rule_loss
+            )
+        )
         self.store.record([(before, ModelStored(number + 1), after)], after, *writes)
         self.committer.adopt(committed, updates)
         return committed
@@ -82,7 +92,9 @@ class Shop:
             self.store,
             self.store.current_round().number,
             self.recipe,
-            CommitterOptions(admission=self.admission, diagnostics=self.diagnostics),
+            CommitterOptions(
+                admission=self.admission, diagnostics=self.diagnostics, rule_loss=self.rule_loss
+            ),
         )
 
 
@@ -115,6 +127,66 @@ def test_a_restart_between_rounds_changes_no_bit_of_any_rules_model(
         np.testing.assert_array_equal(model.parameters, again.parameters)
         np.testing.assert_array_equal(model.buffers, again.buffers)
         restarted.restart()
+
+
+def with_losses(number: int, **constant: float) -> dict[str, tuple[StoredUpdate, Model]]:
+    """Return updates whose losses before and after are alike, apart from the constant ones."""
+    updates = updates_of(number)
+    for client, (update, row) in updates.items():
+        losses = {"loss_after": update.report.loss_before, **constant}
+        report = update.report.model_copy(update=losses)
+        updates[client] = (replace(update, report=report), row)
+    return updates
+
+
+@pytest.mark.parametrize("rule", ["adafed", "fedfv", "fedlf"])
+def test_a_rule_that_receives_losses_after_training_uses_no_loss_before_it(
+    tmp_path: Path, rule: str
+) -> None:
+    """Neither of this round, nor of earlier ones, in the history or after a restart."""
+    admission = AdmissionSettings(loss="winsorise")
+    before, after = (
+        Shop(tmp_path / which, rule, admission, rule_loss=which) for which in ("before", "after")
+    )
+    for number in range(ROUNDS):
+        expected = before.run_round(number, with_losses(number, loss_after=7.0))
+        committed = after.run_round(number, with_losses(number, loss_before=7.0))
+        np.testing.assert_array_equal(committed.model.parameters, expected.model.parameters)
+        assert committed.record.admission == expected.record.admission
+        after.restart()
+    assert after.store.history_rows() == before.store.history_rows()
+    for shop in (before, after):
+        shop.workers.shutdown()
+        shop.store.close()
+
+
+@pytest.mark.parametrize("reference", ["initial", "first"])
+def test_losses_after_training_are_divided_by_losses_before_it(
+    tmp_path: Path, reference: str
+) -> None:
+    """F_k(0) is the loss on the initial model, or the first one, also after a restart."""
+    shop = Shop(tmp_path / "one", "adafedadam", rule_loss="after", reference=reference)
+    quotients = Shop(tmp_path / "other", "adafedadam", reference="none")
+    first: dict[str, float] = {}
+    for number in range(ROUNDS):
+        sent, divided = updates_of(number), updates_of(number)
+        for place, (client, (update, row)) in enumerate(sent.items(), start=1):
+            report = update.report.model_copy(update={"loss_after": place / (number + 1)})
+            is_first = reference == "first" or number == 0
+            initial = report.loss_before if is_first else report.initial_loss
+            assert initial is not None
+            assert report.loss_after is not None
+            quotient = report.loss_after / first.setdefault(client, initial)
+            sent[client] = (replace(update, report=report), row)
+            report = report.model_copy(update={"loss_before": quotient})
+            divided[client] = (replace(update, report=report), divided[client][1])
+        model = shop.run_round(number, sent).model
+        expected = quotients.run_round(number, divided).model
+        np.testing.assert_array_equal(model.parameters, expected.parameters)
+        shop.restart()
+    for each in (shop, quotients):
+        each.workers.shutdown()
+        each.store.close()
 
 
 @pytest.mark.parametrize("rule", EVERY_RULE)

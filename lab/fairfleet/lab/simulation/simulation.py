@@ -200,8 +200,7 @@ class Simulation:
         if self._privacy:
             measures = self._privacy.report(measures, self._number[client], number)
             samples = 1 if self._privacy.hides_samples else samples
-        loss = measures.loss
-        initial = measures.initial_loss if number else loss
+        loss, initial = measures.loss, measures.initial_loss
         if self._request.loss_after and measures.loss_after is not None:
             loss = measures.loss_after
 
@@ -215,6 +214,7 @@ class Simulation:
             round_number=number,
             samples=samples,
             loss=reported(loss),
+            loss_before=reported(measures.loss),
             initial_loss=None if initial is None else reported(initial),
             accuracy=measures.accuracy,
             steps=measures.steps,

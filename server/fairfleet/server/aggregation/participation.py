@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fairfleet.common.reports import TrainReport
+from fairfleet.server.aggregation.rule_loss import LossOfRule, loss_for_rule
 from fairfleet.server.rules import Report
 
 
@@ -13,7 +14,7 @@ class ParticipationBook:
 
     With `initial`, a first loss is that on the initial model. It is taken from the client's first
     round if that trains the initial model, else the client measures it once. Without `initial`, and
-    of a client that cannot measure it, it is the loss that the client reported in its first round.
+    of a client that cannot measure it, it is the loss of the received model in its first round.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ParticipationBook:
         round_number: int,
         samples: float,
         loss: float,
+        loss_before: float,
         steps: int,
         learning_rate: float,
         accuracy: float | None,
@@ -46,9 +48,12 @@ class ParticipationBook:
     ) -> Report:
         """Return a client's report as rules see it; its participations include this round.
 
-        `initial_loss` is that on the initial model, if the client measured it in this round.
+        `loss` is what the rule receives, `loss_before` that of the received model. `initial_loss`
+        is that on the initial model, if the client measured it in this round; in round 0, that is
+        `loss_before`.
         """
-        first = initial_loss if self.initial and initial_loss is not None else loss
+        measured = initial_loss if self.initial and round_number > 0 else None
+        first = loss_before if measured is None else measured
         return Report(
             samples=samples,
             loss=loss,
@@ -60,18 +65,25 @@ class ParticipationBook:
             local_lr=learning_rate,
         )
 
-    def report_of(self, client: str, round_number: int, report: TrainReport) -> Report:
-        """Return a network client's report as rules see it."""
+    def report_of(
+        self,
+        client: str,
+        round_number: int,
+        report: TrainReport,
+        rule_loss: LossOfRule = "before",
+    ) -> Report:
+        """Return a network client's report as rules see it, with the loss that they receive."""
         return self.report(
             client,
             round_number=round_number,
             samples=report.samples,
-            loss=report.loss_before,
+            loss=loss_for_rule(report, rule_loss),
+            loss_before=report.loss_before,
             steps=report.steps,
             learning_rate=report.learning_rate,
             accuracy=report.accuracy,
             gradient_norm=report.gradient_norm,
-            initial_loss=None if round_number == 0 else report.initial_loss,
+            initial_loss=report.initial_loss,
         )
 
     def committed(self, reports: Mapping[str, Report]) -> None:

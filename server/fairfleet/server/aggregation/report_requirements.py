@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fairfleet.common.errors import BadReport
 from fairfleet.common.reports import MAX_LOSS, TrainReport
 from fairfleet.common.training_plan import EXACTNESS, LossMeasurement
+from fairfleet.server.aggregation.rule_loss import LossOfRule
 from fairfleet.server.rules import Needs, Recipe
 
 MAX_LEARNING_RATE = 1e6
@@ -48,11 +49,20 @@ class ReportRequirements:
     divisors: frozenset[str] = frozenset()  # fields that the rule divides by
     losses: str = "any"  # any, non_negative or positive
     measurement: LossMeasurement = "batches"  # the least exact one that suffices
+    rule_loss: LossOfRule = "before"  # the loss that the rule receives
+    reads_first_loss: bool = False  # which is a loss before training, whatever `rule_loss` is
 
     @classmethod
-    def of_recipe(cls, recipe: Recipe, measurement: LossMeasurement) -> ReportRequirements:
+    def of_recipe(
+        cls, recipe: Recipe, measurement: LossMeasurement, rule_loss: LossOfRule = "before"
+    ) -> ReportRequirements:
         """Return the requirements of a federation's rule and of its settings."""
-        return replace(cls.of(recipe.name, recipe.rule.needs()), measurement=measurement)
+        plain = replace(cls.of(recipe.name, recipe.rule.needs()), measurement=measurement)
+        if rule_loss == "before":
+            return plain
+        divisors = {"loss_after" if name == "loss_before" else name for name in plain.divisors}
+        fields = (*plain.fields, "loss_after")
+        return replace(plain, fields=fields, divisors=frozenset(divisors), rule_loss=rule_loss)
 
     @classmethod
     def of(cls, rule: str, needs: Needs) -> ReportRequirements:
@@ -61,7 +71,8 @@ class ReportRequirements:
             WIRE_NAMES.get(name, name) for name in needs.reports if name not in KNOWN_TO_SERVER
         )
         divisors = frozenset(WIRE_NAMES.get(name, name) for name in needs.positive)
-        return cls(rule, fields, divisors, needs.losses)
+        reads_first_loss = "first_loss" in needs.reports
+        return cls(rule, fields, divisors, needs.losses, reads_first_loss=reads_first_loss)
 
     def check(self, report: TrainReport, *, wants_initial_loss: bool = False) -> None:
         """Raise BadReport, which names the field, if the rule cannot use this report.
@@ -88,6 +99,11 @@ class ReportRequirements:
     def _missing(self, report: TrainReport) -> str | None:
         for name in self.fields:
             if getattr(report, name) is None:
+                if name == "loss_after":
+                    return (
+                        "loss_after is missing, and losses.rule: after gives it to the rule. Let "
+                        "the task report it, or set losses.rule: before on the server."
+                    )
                 return (
                     f"{name} is missing, and rule {self.rule} needs it from every client. "
                     f"Let the task report {name}, or choose another rule on the server."
@@ -102,23 +118,28 @@ class ReportRequirements:
         return None
 
     def _wrong_loss(self, report: TrainReport) -> str | None:
-        loss, measured = report.loss_before, report.loss_measurement
+        measured = report.loss_measurement
         if EXACTNESS.index(measured) < EXACTNESS.index(self.measurement):
             return (
                 f"loss_measurement is {measured}, and this federation's rule or settings need a "
                 f"loss that is {self.measurement}. Let the task measure it as Job.losses says."
             )
-        name = "loss_before"
-        if self._takes(loss):
-            if report.initial_loss is None or self._takes(report.initial_loss):
-                return None
-            name, loss = "initial_loss", report.initial_loss
         condition = "above 0" if self.losses == "positive" else "of at least 0"
-        return (
-            f"{name} is {loss:g}, and rule {self.rule} is defined for losses {condition} "
-            "only. Add a constant to the task's loss, or choose a rule that takes any loss "
-            "(`fairfleet rules`)."
-        )
+        for name, loss in self._losses_of(report).items():
+            if loss is not None and not self._takes(loss):
+                return (
+                    f"{name} is {loss:g}, and rule {self.rule} is defined for losses {condition} "
+                    "only. Add a constant to the task's loss, or choose a rule that takes any loss "
+                    "(`fairfleet rules`)."
+                )
+        return None
+
+    def _losses_of(self, report: TrainReport) -> dict[str, float | None]:
+        """Return the losses that the rule may receive, by their names on the wire."""
+        names = [f"loss_{self.rule_loss}", "initial_loss"]
+        if self.reads_first_loss:
+            names.append("loss_before")
+        return {name: getattr(report, name) for name in names}
 
     def _takes(self, loss: float) -> bool:
         """Return whether the rule is defined for a loss."""

@@ -17,6 +17,7 @@ from fairfleet.common.names import round_name
 from fairfleet.common.reports import TrainReport
 from fairfleet.common.tensors import Vector
 from fairfleet.server.aggregation.isolation import Attempt, isolate
+from fairfleet.server.aggregation.rule_loss import LossOfRule, loss_for_rule
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ def conspicuous_values(
     buffers: Mapping[str, Vector],
     norms: Sequence[float],
     first_losses: Mapping[str, float],
+    rule_loss: LossOfRule = "before",
 ) -> dict[str, list[float]]:
     """Return the values by which updates are compared: all that a rule may use of them.
 
@@ -102,9 +104,11 @@ def conspicuous_values(
     """
     return {
         "norm": list(norms),
-        "loss": [report.loss_before for report in reports.values()],
+        "loss": [loss_for_rule(report, rule_loss) for report in reports.values()],
         "first_loss": [
-            first_losses.get(client, 1.0 if report.initial_loss is None else report.initial_loss)
+            first_losses.get(
+                client, report.loss_before if report.initial_loss is None else report.initial_loss
+            )
             for client, report in reports.items()
         ],
         "samples": [float(report.samples) for report in reports.values()],

@@ -50,7 +50,7 @@ class Coordinator:
         self.plan = plan_for_rule(settings.plan, self.recipe)
         self.loss_plan = settings.loss_plan
         self.report_requirements = ReportRequirements.of_recipe(
-            self.recipe, settings.needed_measurement
+            self.recipe, settings.needed_measurement, settings.losses.rule
         )
         self.codec_policy = settings.codec_policy(raw_bytes(self.signature))
         self.codecs = self._codec_agreements(store)

@@ -17,13 +17,7 @@ from fairfleet.common.errors import Bug, StateDirError
 from fairfleet.common.names import round_name
 from fairfleet.common.tensors import Model, add_change
 from fairfleet.common.training_plan import LossMeasurement
-from fairfleet.server.aggregation.admission import (
-    OFF,
-    RECENT_LOSSES,
-    AdmissionContext,
-    AdmissionSettings,
-    LossHistory,
-)
+from fairfleet.server.aggregation.admission import OFF, AdmissionContext, AdmissionSettings
 from fairfleet.server.aggregation.aggregator import Aggregation
 from fairfleet.server.aggregation.arriving_rows import ArrivingRows
 from fairfleet.server.aggregation.conflict_map import ConflictMap
@@ -34,6 +28,7 @@ from fairfleet.server.aggregation.isolation import Attempt, most_conspicuous
 from fairfleet.server.aggregation.participation import ParticipationBook
 from fairfleet.server.aggregation.report_requirements import ReportRequirements
 from fairfleet.server.aggregation.results import AggregatedStep, ServerState
+from fairfleet.server.aggregation.rule_loss import LossOfRule
 from fairfleet.server.aggregation.staging import layer_sizes, stage_step, uses_history
 from fairfleet.server.aggregation.stored_state import load_state, read_model, state_numbers
 from fairfleet.server.aggregation.usable_updates import UsableUpdates, conspicuous_values
@@ -51,8 +46,7 @@ from fairfleet.server.rules import PastRow, Recipe, Report
 from fairfleet.server.storage.client_queries import (
     first_losses,
     initial_losses,
-    losses_at_start,
-    recent_losses,
+    loss_history,
     update_counts,
 )
 from fairfleet.server.storage.files.checksummed_arrays import load_vectors
@@ -78,6 +72,7 @@ class CommitterOptions:
     bases: PredictionBases | None = None  # None: updates are not delta-coded
     diagnostics: DiagnosticsSetting = "auto"
     measurement: LossMeasurement = "batches"  # of reported losses: the least exact that suffices
+    rule_loss: LossOfRule = "before"  # the loss that the rule receives: before or after training
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the files of models
 
 
@@ -100,11 +95,14 @@ class ModelCommitter:
         self.model, self.publication, self.downlink = model, publication, downlink
         self.conflict_map: ConflictMap | None = None  # of the newest round
         self._store, self._recipe, self._state, self._options = store, recipe, state, options
-        self._requirements = ReportRequirements.of_recipe(recipe, options.measurement)
+        self.rule_loss: LossOfRule = options.rule_loss
+        self._requirements = ReportRequirements.of_recipe(
+            recipe, options.measurement, options.rule_loss
+        )
         self._layers = layer_sizes(model.signature, recipe.rule.blocks())
         self._past: DurableHistory | None = None
         if uses_history(recipe):
-            self._past = DurableHistory(store, self._layers, options.history)
+            self._past = DurableHistory(store, self._layers, options.history, options.rule_loss)
         self._load_reports(publication.version)
         self._spare = Model.empty(model.signature)  # the next model is made in it
         clip = options.noise.clip if options.noise else None
@@ -144,10 +142,7 @@ class ModelCommitter:
         initial = self._recipe.rule.needs().initial_loss
         first = (initial_losses if initial else first_losses)(self._store)
         self._participation = ParticipationBook(first, counts, initial=initial)
-        self._losses = LossHistory(
-            losses_at_start(self._store, version),
-            recent_losses(self._store, version, RECENT_LOSSES),
-        )
+        self._losses = loss_history(self._store, version, self.rule_loss)
 
     # ---- history -------------------------------------------------------------------------------
 
@@ -265,6 +260,7 @@ class ModelCommitter:
             {client: row.buffers for client, (_, row) in usable.items()},
             aggregation.norms(list(usable)).tolist(),
             self._participation.first_losses,
+            self.rule_loss,
         )
         search = UsableUpdates(
             self.publication.version,
@@ -386,7 +382,9 @@ class ModelCommitter:
             self._options.bases.settle()
 
     def _report(self, update: StoredUpdate) -> Report:
-        return self._participation.report_of(update.client, update.round, update.report)
+        return self._participation.report_of(
+            update.client, update.round, update.report, self.rule_loss
+        )
 
 
 def _with_note(diagnostics: Diagnostics, name: str, value: Any) -> Diagnostics:

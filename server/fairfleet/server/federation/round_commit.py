@@ -179,8 +179,9 @@ class RoundCommits:
 
     def _model_writes(self, staged: StagedModel) -> list[Write]:
         store, registry = self._runner.store, self._runner.upload_registry
+        rule_loss = self._runner.committer.rule_loss
         writes = [
-            store.history_write(staged.remembered, staged.forgotten),
+            store.history_write(staged.remembered, staged.forgotten, rule_loss),
             quarantine_write(staged.quarantined, self._quarantine_bytes),
         ]
         if not registry.durable:

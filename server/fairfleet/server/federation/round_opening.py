@@ -98,6 +98,7 @@ def _committer_options(
         bases=bases,
         diagnostics=settings.diagnostics,
         measurement=settings.needed_measurement,
+        rule_loss=settings.losses.rule,
         metadata=_model_metadata(settings, recipe),
     )
 

@@ -276,7 +276,8 @@ class UpdateReceiver:
         finally:
             self._registry.give_back(upload)
         loss = ReportedLoss.of(update.report, update.round)
-        writes = self._store.history_write([update]), late_report_write(update.client, loss)
+        history = self._store.history_write([update], rule_loss=committer.rule_loss)
+        writes = history, late_report_write(update.client, loss)
         await self._executors.in_database(self._store.write, *writes)
         await self._executors.in_aggregator(committer.late_is_named, update)
 

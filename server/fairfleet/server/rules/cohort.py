@@ -31,7 +31,7 @@ class Report:
     """
 
     samples: float  # number of training samples
-    loss: float  # of the received model, before training
+    loss: float  # of the received model; with `losses.rule: after`, of the trained one
     # The loss on the initial model, or at the first participation (`Needs.initial_loss`).
     first_loss: float | None = None
     accuracy: float | None = None  # of the received model, between 0 and 1

@@ -13,6 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from fairfleet.common.reports import TrainReport
+from fairfleet.server.aggregation.admission import RECENT_LOSSES, LossHistory
+from fairfleet.server.aggregation.rule_loss import LossOfRule, loss_for_rule
 from fairfleet.server.rounds.attendance import AttendanceBook
 from fairfleet.server.rounds.selection import Candidate
 from fairfleet.server.rounds.serialization import event_from_json
@@ -68,27 +70,39 @@ def _first_reports(store: ReadableStore) -> dict[str, tuple[int, TrainReport]]:
     }
 
 
-def recent_losses(store: ReadableStore, before: int, count: int) -> dict[str, list[float]]:
-    """Return, by client, the losses of its last `count` rounds before a round, oldest first."""
+def loss_history(store: ReadableStore, before: int, which: LossOfRule = "before") -> LossHistory:
+    """Return the losses before or after training that were reported before a round."""
+    recent = _recent_losses(store, before, which)
+    return LossHistory(_losses_at_start(store, before, which), recent)
+
+
+def _recent_losses(store: ReadableStore, before: int, which: LossOfRule) -> dict[str, list[float]]:
+    """Return, by client, the losses of its last rounds before a round, oldest first."""
     newest = sa.func.row_number().over(
         partition_by=updates.c.client, order_by=updates.c.round.desc()
     )
     ranked = sa.select(updates.c.client, updates.c.round, updates.c.report, newest.label("rank"))
     last = ranked.where(updates.c.round < before, _COUNTS).subquery()
     query = (
-        sa.select(last.c.client, last.c.report).where(last.c.rank <= count).order_by(last.c.round)
+        sa.select(last.c.client, last.c.report)
+        .where(last.c.rank <= RECENT_LOSSES)
+        .order_by(last.c.round)
     )
     losses: dict[str, list[float]] = {}
     for client, text in store.rows(query):
-        losses.setdefault(client, []).append(TrainReport.model_validate_json(text).loss_before)
+        losses.setdefault(client, []).append(
+            loss_for_rule(TrainReport.model_validate_json(text), which)
+        )
     return losses
 
 
-def losses_at_start(store: ReadableStore, before: int) -> list[float]:
+def _losses_at_start(store: ReadableStore, before: int, which: LossOfRule) -> list[float]:
     """Return the losses in the federation's first round, if it was before this one."""
     first = sa.select(sa.func.min(updates.c.round)).where(_COUNTS).scalar_subquery()
     query = sa.select(updates.c.report).where(updates.c.round == first, updates.c.round < before)
-    return [TrainReport.model_validate_json(text).loss_before for (text,) in store.rows(query)]
+    return [
+        loss_for_rule(TrainReport.model_validate_json(text), which) for (text,) in store.rows(query)
+    ]
 
 
 def past_candidates(store: ReadableStore) -> dict[str, Candidate]:

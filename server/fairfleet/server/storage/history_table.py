@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from fairfleet.server.aggregation.rule_loss import LossOfRule, loss_for_rule
 from fairfleet.server.rules import PastRow
 from fairfleet.server.storage.queries import Write
 from fairfleet.server.storage.schema import history
@@ -40,14 +41,19 @@ class HistoryTable(StateDatabase):
         return bytes.fromhex(digest) if digest else None
 
     @staticmethod
-    def history_write(stored: Sequence[StoredUpdate], evicted: Sequence[PastRow] = ()) -> Write:
+    def history_write(
+        stored: Sequence[StoredUpdate],
+        evicted: Sequence[PastRow] = (),
+        rule_loss: LossOfRule = "before",
+    ) -> Write:
         """Name the rows that represent their clients from now on, unless there are newer ones.
 
-        Exactly the `evicted` rows are deleted: a newer row of the same client stays.
+        Exactly the `evicted` rows are deleted: a newer row of the same client stays. `rule_loss`
+        says which loss a row has.
         """
 
         def write(connection: Connection) -> None:
-            newer = _newer(connection, stored)
+            newer = [_row(update, rule_loss) for update in _newer(connection, stored)]
             if evicted:
                 keys = [{"name": past.client, "number": past.round} for past in evicted]
                 connection.execute(_DELETE, keys)
@@ -59,21 +65,21 @@ class HistoryTable(StateDatabase):
         return write
 
 
-def _newer(connection: Connection, stored: Sequence[StoredUpdate]) -> list[Mapping[str, Any]]:
-    """Return the rows of those updates that are newer than their clients' rows in the table."""
+def _newer(connection: Connection, stored: Sequence[StoredUpdate]) -> list[StoredUpdate]:
+    """Return those updates that are newer than their clients' rows in the table."""
     if not stored:
         return []
     clients = [update.client for update in stored]
     query = sa.select(history.c.client, history.c.round).where(history.c.client.in_(clients))
     rounds = {row.client: row.round for row in connection.execute(query)}
-    return [_row(update) for update in stored if rounds.get(update.client, -1) < update.round]
+    return [update for update in stored if rounds.get(update.client, -1) < update.round]
 
 
-def _row(update: StoredUpdate) -> Mapping[str, Any]:
+def _row(update: StoredUpdate, rule_loss: LossOfRule) -> Mapping[str, Any]:
     return {
         "client": update.client,
         "round": update.round,
         "digest": update.digest.hex(),
-        "loss": update.report.loss_before,
+        "loss": loss_for_rule(update.report, rule_loss),
         "samples": update.report.samples,
     }

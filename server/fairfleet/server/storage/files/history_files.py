@@ -17,6 +17,7 @@ from fairfleet.common.atomic_files import Sync
 from fairfleet.server.aggregation.finite import is_finite
 from fairfleet.server.aggregation.half_rows import ScaledRow
 from fairfleet.server.aggregation.history import History, HistorySettings
+from fairfleet.server.aggregation.rule_loss import LossOfRule, loss_for_rule
 from fairfleet.server.gram.blocks import Row
 from fairfleet.server.rules import PastRow
 from fairfleet.server.storage.files.checksummed_arrays import (
@@ -117,8 +118,15 @@ class DurableHistory:
     a commit, in the event loop's.
     """
 
-    def __init__(self, store: Store, layers: Sequence[int], settings: HistorySettings) -> None:
-        """`layers` are the sizes of the model's layers."""
+    def __init__(
+        self,
+        store: Store,
+        layers: Sequence[int],
+        settings: HistorySettings,
+        rule_loss: LossOfRule = "before",
+    ) -> None:
+        """`layers` are the sizes of the model's layers. Late rows have the loss `rule_loss`."""
+        self._rule_loss: LossOfRule = rule_loss
         self._files = CommittedRows(store.folder / "history", store.history_rows())
         self._settings = settings
         self._revoked = set(store.revoked())
@@ -157,9 +165,8 @@ class DurableHistory:
 
         The round under way may use the client's older row.
         """
-        past = PastRow(
-            update.client, update.round, update.report.loss_before, update.report.samples
-        )
+        loss = loss_for_rule(update.report, self._rule_loss)
+        past = PastRow(update.client, update.round, loss, update.report.samples)
         stored_row = self.history.write(past, row)
         self._files.sync()
         with self._lock:
