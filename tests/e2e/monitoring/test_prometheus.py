@@ -91,7 +91,9 @@ def prometheus(fleet: Fleet, port: int) -> Iterator[Prometheus]:
 def test_it_has_the_stored_values_and_answers_every_query_of_the_dashboard(
     fleet: Fleet, port: int, prometheus: Prometheus
 ) -> None:
-    values = prometheus.query('{__name__=~"fairfleet_(accuracy|loss|improved|evaluation).*"}')
+    values = prometheus.query(
+        '{__name__=~"fairfleet_(accuracy|loss|improved|strictly|evaluation).*"}'
+    )
     assert values == expected_fairness(fleet)
     assert prometheus.query("up") == {series("up"): 1.0}
     assert list(prometheus.query('fairfleet_updates_total{outcome="counted"}').values()) == [30.0]

@@ -152,13 +152,14 @@ class OperatorService:
         if revoked:
             return pb.CLIENT_STATE_REVOKED
         state, budget = self._coordinator.state, self._coordinator.state.privacy_budget
-        if client in state.retired:
+        exhausted = budget is not None and not budget.may_train(client)
+        if client in state.retired or (exhausted and state.was_told_of_end(client)):
             return pb.CLIENT_STATE_RETIRED
         if state.was_told_of_end(client):
             return pb.CLIENT_STATE_FINISHED
         if activity := ACTIVITIES.get(state.activity(client)):
             return activity
-        if budget and not budget.may_train(client):
+        if exhausted:
             return pb.CLIENT_STATE_RETIRED
         return pb.CLIENT_STATE_IDLE if state.is_connected(client) else pb.CLIENT_STATE_GONE
 
