@@ -208,8 +208,11 @@ def test_a_federation_whose_clients_retired_is_held_and_says_why(fleet: Fleet) -
     fleet.init(task=PLAIN)
     fleet.start_server(**settings)
     events = fleet.watch()
+    fleet.operator().Pause(pb.PauseRequest(), timeout=10)  # the first round has all three
     for name, flags in (("ann", limit), ("bob", limit), ("cat", ())):
         fleet.start_client(name, *flags, task=PLAIN)
+    until(lambda: fleet.status().connected == 3, "all clients to join")
+    fleet.operator().Resume(pb.ResumeRequest(), timeout=10)
     assert [fleet.clients[name].wait(30) for name in ("ann", "bob")] == [0, 0]
     why = "2 of 3 clients have retired, by their owners' limits on epsilon; 1 can still train"
     until(lambda: why in fleet.status().held_because, "the federation to be held")
